@@ -1,0 +1,254 @@
+"""What the language server and the engine say to each other, and where they meet.
+
+Imports neither torch nor an HTTP library, so the light server can import it. It does not know how a request is
+answered. A request is one JSON document; the answer is newline-delimited JSON: any number of `Frame` (asked for) and
+`Candidate` lines, each candidate better than the one before, then exactly one `Final` line.
+
+All text is LF-only Unicode. Offsets count Unicode code points in the text they are offsets of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import stat
+import struct
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import platformdirs
+
+#: Raised whenever a request or an answer changes its meaning. A newer client replaces an older engine.
+PROTOCOL = 1
+
+#: The longest path a Unix socket may have on the strictest system we run on (macOS: 104 bytes with the NUL).
+MAX_SOCKET_PATH = 103
+
+
+class ProtocolError(ValueError):
+    """A message that does not fit the protocol; its text says which field and why."""
+
+
+class InfillRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One gap to fill, as text cut around the cursor.
+
+    `prefix + head` is everything the model sees before the gap, `tail + suffix` everything after it:
+    `prefix` holds whole lines, each ended by a newline; `head` is the cursor line before the gap; `tail` what stands on
+    the gap's last line after it; `suffix` begins with a newline or is empty.
+    """
+
+    protocol: int = PROTOCOL
+    #: One editor process. A newer request of the same (client, document) supersedes an older one.
+    client: str
+    #: Opaque name of the document, stable while it is open.
+    document: str
+    version: int = 0
+    language: str = ""
+    prefix: str = ""
+    head: str = ""
+    tail: str = ""
+    suffix: str = ""
+    #: Lines the gap may have at most: 1 means that it ends at the first newline.
+    max_lines: int = 1
+    max_tokens: int = 128
+    #: A later line indented by less than this many columns (tab = 8) does not belong to the gap; None: no such rule.
+    min_indent: int | None = None
+    #: Milliseconds from receipt after which the best text so far is returned.
+    deadline_ms: int = 400
+    #: Stream a `Frame` after each denoise step.
+    frames: bool = False
+
+
+class End(msgspec.Struct, frozen=True):
+    """A place where the gap may end."""
+
+    #: Offset in the candidate's text: the gap is `text[:offset]`.
+    offset: int
+    #: Mean log-probability (nats a token) of the suffix's first tokens, put there; None without a suffix.
+    suffix_logprob: float | None
+    #: The model's own probability of END there.
+    end_prob: float
+
+
+class Candidate(msgspec.Struct, frozen=True, tag="candidate"):
+    """The best text of the gap so far. It never contains `head`, `tail` or a special token."""
+
+    text: str
+    #: Probability of each committed token, left to right, and the offset in `text` at which that token ends.
+    probs: tuple[float, ...] = ()
+    offsets: tuple[int, ...] = ()
+    ends: tuple[End, ...] = ()
+
+
+class Slot(msgspec.Struct, frozen=True):
+    """One slot of a recorded canvas: what stands in it (or is predicted there), how sure, and in which state."""
+
+    text: str
+    prob: float
+    state: Literal["head", "committed", "proposed", "mask"]
+
+
+class Frame(msgspec.Struct, frozen=True, tag="frame"):
+    """The canvas after a denoise step, as the engine had it; nothing here is invented for display."""
+
+    step: int
+    #: Milliseconds since the engine received the request.
+    ms: float
+    slots: tuple[Slot, ...]
+
+
+#: Why a request ended. The first three carry whatever was worth showing in the candidates before.
+Reason = Literal["end", "limit", "deadline", "cancelled", "superseded", "starting", "busy", "error"]
+
+
+class Timing(msgspec.Struct, frozen=True):
+    """Where the time of a request went."""
+
+    queue_ms: float = 0.0
+    encode_ms: float = 0.0
+    denoise_ms: float = 0.0
+    steps: int = 0
+    #: Tokens committed, context tokens encoded for this request, context tokens found in the cache.
+    committed: int = 0
+    encoded: int = 0
+    reused: int = 0
+
+
+class Final(msgspec.Struct, frozen=True, tag="final"):
+    """The last line of every answer."""
+
+    reason: Reason
+    #: For "starting" and "error": one line that says what is going on or what to do.
+    message: str = ""
+    timing: Timing = Timing()
+
+
+Event = Candidate | Frame | Final
+
+State = Literal["starting", "fetching", "ready", "error"]
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """What `GET /v1/status` answers."""
+
+    protocol: int = PROTOCOL
+    version: str
+    pid: int
+    state: State
+    #: 0..1 while fetching, None where unknown.
+    progress: float | None = None
+    #: One line for people; with state "error" it says what to do.
+    message: str = ""
+    model: str
+    device: str = ""
+    dtype: str = ""
+    uptime_s: float = 0.0
+    requests: int = 0
+    live: int = 0
+    cache_bytes: int = 0
+
+
+_encoder = msgspec.json.Encoder()
+_request_decoder = msgspec.json.Decoder(InfillRequest)
+_event_decoder = msgspec.json.Decoder(Event)
+_status_decoder = msgspec.json.Decoder(Status)
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """One JSON document without a newline."""
+    return _encoder.encode(message)
+
+
+def decode_request(data: bytes) -> InfillRequest:
+    """Raises `ProtocolError` for anything that is not a request this engine can serve."""
+    try:
+        request = _request_decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"not an infill request: {error}") from None
+    if request.protocol > PROTOCOL:
+        raise ProtocolError(
+            f"the client speaks protocol {request.protocol}, this engine {PROTOCOL}: "
+            "restart it with `infill-engine stop`"
+        )
+    if request.max_lines < 1 or request.max_tokens < 1 or request.deadline_ms < 1:
+        raise ProtocolError("max_lines, max_tokens and deadline_ms must be at least 1")
+    if "\n" in request.head or "\n" in request.tail:
+        raise ProtocolError("head and tail are parts of one line and hold no newline")
+    if request.prefix and not request.prefix.endswith("\n"):
+        raise ProtocolError("prefix holds whole lines and ends with a newline")
+    if request.suffix and not request.suffix.startswith("\n"):
+        raise ProtocolError("suffix begins with the newline that ends the gap's last line")
+    return request
+
+
+def decode_event(line: bytes) -> Event:
+    """One line of an answer; raises `ProtocolError`."""
+    try:
+        return _event_decoder.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"not an event: {error}") from None
+
+
+def decode_status(data: bytes) -> Status:
+    """Raises `ProtocolError`."""
+    try:
+        return _status_decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"not a status: {error}") from None
+
+
+def cache_dir() -> Path:
+    """Where weights, prepared files and logs lie; not created here. `INFILL_CACHE_DIR` overrides it."""
+    override = os.environ.get("INFILL_CACHE_DIR")
+    return Path(override) if override else Path(platformdirs.user_cache_dir("infill-lsp"))
+
+
+def runtime_dir() -> Path:
+    """The 0700 folder, owned by this user, that holds sockets and locks; created on demand.
+
+    `INFILL_RUNTIME_DIR` overrides it. Raises `PermissionError` if the folder exists and is not ours alone: a folder
+    that somebody else can write to could hold somebody else's socket.
+    """
+    override = os.environ.get("INFILL_RUNTIME_DIR")
+    if override:
+        folder = Path(override)
+    elif os.environ.get("XDG_RUNTIME_DIR"):
+        folder = Path(os.environ["XDG_RUNTIME_DIR"]) / "infill-lsp"
+    else:
+        folder = Path(tempfile.gettempdir()) / f"infill-lsp-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise PermissionError(
+            f"cannot create {folder} ({error.strerror}): set INFILL_RUNTIME_DIR to a folder of your own"
+        ) from None
+    info = folder.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
+        raise PermissionError(
+            f"{folder} must be a folder of your own with mode 0700: remove it, or set INFILL_RUNTIME_DIR"
+        )
+    return folder
+
+
+def socket_path(model: str) -> Path:
+    """The engine's socket: one per user and model. Raises `OSError` if the path is too long for a socket."""
+    name = hashlib.sha256(model.encode()).hexdigest()[:8]
+    path = runtime_dir() / f"{name}.sock"
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH:
+        raise OSError(f"{path} is too long for a Unix socket: set INFILL_RUNTIME_DIR to a shorter folder")
+    return path
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """The uid of the process at the other end of a Unix socket, as the kernel tells it. Raises `OSError`."""
+    if hasattr(socket, "SO_PEERCRED"):
+        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        return int(struct.unpack("3i", raw)[1])
+    if hasattr(connection, "getpeereid"):  # pragma: no cover - BSD and macOS, where Python offers it
+        return int(connection.getpeereid()[0])
+    # LOCAL_PEERCRED on macOS: struct xucred {u_int version; uid_t uid; ...}.
+    raw = connection.getsockopt(0, 0x001, 76)  # pragma: no cover
+    return int(struct.unpack_from("2I", raw)[1])  # pragma: no cover
