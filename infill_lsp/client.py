@@ -1,0 +1,277 @@
+"""The resident engine as the language server sees it: ask it, watch it, start it where none runs.
+
+Knows HTTP over a Unix socket and processes. Does not know editors or documents, what is in a request, nor
+how the engine answers it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any
+
+import httpcore
+import msgspec
+from infill_engine import protocol
+from infill_engine.protocol import PROTOCOL, Event, Final, InfillRequest, ProtocolError, Status
+
+#: Starts allowed within the window, and the seconds between one start and the next.
+MAX_STARTS = 4
+START_WINDOW_S = 180.0
+BACK_OFF_S = (0.0, 1.0, 4.0, 16.0)
+#: Seconds that a started engine may take until it answers, and a stopped one until it is gone.
+START_S = 60.0
+STOP_S = 10.0
+POLL_S = 0.1
+#: Seconds for connecting and for sending, and what an answer may take beyond its own deadline.
+CONNECT_S = 1.0
+GRACE_S = 2.0
+#: Seconds an idle connection is kept: fewer than the engine's five, so that it never closes under a request.
+KEEP_ALIVE_S = 3.0
+
+URL = "http://engine/v1"
+CURE = "run `infill-lsp doctor`"
+BROKEN_OFF = "the engine ended in the middle of an answer"
+
+
+class EngineError(Exception):
+    """Why there is no engine to ask: one line that says what to do."""
+
+
+class OutdatedEngine(EngineError):
+    """The engine that runs is older than this client."""
+
+
+class EngineClient:
+    """One engine, that of this user and `model`. All methods belong to one event loop."""
+
+    def __init__(self, model: str, python: str = sys.executable) -> None:
+        self.model = model
+        self._python = python
+        self._starts: deque[float] = deque(maxlen=MAX_STARTS)
+        self._connections: httpcore.AsyncConnectionPool | None = None
+
+    async def infill(self, request: InfillRequest) -> AsyncIterator[Event]:
+        """The events of an answer, the last of them a `Final`; whatever fails is a `Final` too.
+
+        Never waits for an engine to start: where none listens the only event is `Final("starting")`. Closing
+        the iterator closes the connection, which cancels the request in the engine.
+        """
+        answered = False
+        failure = BROKEN_OFF
+        try:
+            async with self._pool().stream(
+                "POST",
+                f"{URL}/infill",
+                headers={"content-type": "application/json"},
+                content=protocol.encode(request),
+                extensions=_timeouts(request.deadline_ms / 1000 + GRACE_S),
+            ) as response:
+                if response.status != 200:
+                    raise EngineError(_refusal(response.status, await response.aread()))
+                # To the end of the stream, not only to the final event: then the connection is used again.
+                async for line in _lines(response.aiter_stream()):
+                    event = protocol.decode_event(line)
+                    answered = answered or isinstance(event, Final)
+                    yield event
+        except httpcore.ConnectError:
+            yield Final("starting", "the engine is not running yet")
+            return
+        except (EngineError, ProtocolError) as error:
+            failure = str(error)
+        except httpcore.TimeoutException:
+            failure = "the engine did not answer in time"
+        except (httpcore.NetworkError, httpcore.ProtocolError):
+            pass
+        if not answered:
+            yield Final("error", failure)
+
+    async def status(self) -> Status | None:
+        """What the engine says of itself; None where none listens.
+
+        Raises `OutdatedEngine`, and `EngineError` where a newer engine listens or something else.
+        """
+        try:
+            response = await self._pool().request("GET", f"{URL}/status", extensions=_timeouts(GRACE_S))
+        except httpcore.TimeoutException:
+            raise EngineError("the engine does not answer: end it with `infill-engine stop`") from None
+        except (httpcore.NetworkError, httpcore.ProtocolError):
+            return None
+        return _status(response.content)
+
+    async def bring_up(self) -> AsyncIterator[Status]:
+        """Starts the engine where none runs; yields its status every 0.1 s until it is "ready" or "error".
+
+        An older engine is replaced. Raises `EngineError` where it cannot be started, which includes the fifth
+        start within three minutes.
+        """
+        process: subprocess.Popen[bytes] | None = None
+        while True:
+            try:
+                status = await self.status()
+            except OutdatedEngine:
+                if process is not None:
+                    raise EngineError(f"{self._python} has an older infill-lsp: update it there") from None
+                await self._retire()
+                continue
+            if status is not None:
+                yield status
+                if status.state in ("ready", "error"):
+                    return
+            elif process is None:
+                await asyncio.sleep(self._seconds_to_next_start())
+                process = self._spawn()
+            elif process.poll() is None:
+                if time.monotonic() - self._starts[-1] > START_S:
+                    raise EngineError(f"the engine has not answered within {START_S:.0f} s: {CURE}")
+            elif process.returncode:
+                raise EngineError(f"the engine did not start: {_last_line(self._start_log())} ({CURE})")
+            else:
+                process = None  # It met another one, which has ended since.
+            await asyncio.sleep(POLL_S)
+
+    async def aclose(self) -> None:
+        """Closes the connections; the engine stays."""
+        if self._connections is not None:
+            await self._connections.aclose()
+            self._connections = None
+
+    def _pool(self) -> httpcore.AsyncConnectionPool:
+        if self._connections is None:
+            self._connections = httpcore.AsyncConnectionPool(
+                uds=str(self._socket()), network_backend=_OwnPeerBackend(), keepalive_expiry=KEEP_ALIVE_S
+            )
+        return self._connections
+
+    def _socket(self) -> Path:
+        try:
+            return protocol.socket_path(self.model)
+        except OSError as error:
+            raise EngineError(str(error)) from None
+
+    async def _retire(self) -> None:
+        """Ends an engine of an older version."""
+        with contextlib.suppress(httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException):
+            await self._pool().request("POST", f"{URL}/stop", extensions=_timeouts(GRACE_S))
+        give_up = time.monotonic() + STOP_S
+        while time.monotonic() < give_up:
+            try:
+                await self.status()
+                return
+            except OutdatedEngine:
+                await asyncio.sleep(POLL_S)
+        raise EngineError("an engine of an older version does not stop: end it with `infill-engine stop`")
+
+    def _seconds_to_next_start(self) -> float:
+        now = time.monotonic()
+        recent = [start for start in self._starts if now - start < START_WINDOW_S]
+        if len(recent) == MAX_STARTS:
+            minutes = START_WINDOW_S / 60
+            raise EngineError(
+                f"the engine did not stay up, {MAX_STARTS} starts in {minutes:.0f} minutes: {CURE}"
+            )
+        return max(0.0, recent[-1] + BACK_OFF_S[len(recent)] - now) if recent else 0.0
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        """A detached engine process, which outlives this one."""
+        program = shutil.which(os.path.expanduser(self._python))
+        if program is None:
+            raise EngineError(f"no program {self._python}: set infill.engine.python to a Python interpreter")
+        self._starts.append(time.monotonic())
+        with self._start_log().open("ab") as log:
+            log.truncate(0)
+            return subprocess.Popen(
+                [os.path.abspath(program), "-m", "infill_engine", "serve", "--model", self.model],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                # `python -m` finds modules in its working directory first; the editor's may hold anything.
+                cwd="/",
+            )
+
+    def _start_log(self) -> Path:
+        """Where a starting engine writes before it has a log of its own: the cache, or beside the socket."""
+        socket = self._socket()
+        folder = protocol.cache_dir() / "logs"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            folder = socket.parent
+        return (folder if os.access(folder, os.W_OK) else socket.parent) / f"start-{socket.stem}.log"
+
+
+class _OwnPeerBackend(httpcore.AsyncNetworkBackend):
+    """Connects to processes of this user alone: what a person writes goes to nobody else."""
+
+    def __init__(self) -> None:
+        self._inner = httpcore.AnyIOBackend()
+
+    async def connect_unix_socket(
+        self,
+        path: str,
+        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's signature
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        stream = await self._inner.connect_unix_socket(path, timeout, socket_options)
+        uid = protocol.peer_uid(stream.get_extra_info("socket"))
+        if uid != os.getuid():
+            await stream.aclose()
+            raise EngineError(f"{path} belongs to user {uid}: set INFILL_RUNTIME_DIR to a folder of your own")
+        return stream
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+def _timeouts(read_s: float) -> dict[str, Any]:
+    return {"timeout": {"connect": CONNECT_S, "write": CONNECT_S, "pool": CONNECT_S, "read": read_s}}
+
+
+async def _lines(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    """Whole lines without their newline; what is left at the end is not one."""
+    rest = b""
+    async for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line
+
+
+def _status(body: bytes) -> Status:
+    """Looks at the protocol number first: the rest of another version's status may not fit ours."""
+
+    class Version(msgspec.Struct):
+        protocol: int
+
+    try:
+        spoken = msgspec.json.decode(body, type=Version).protocol
+        if spoken < PROTOCOL:
+            raise OutdatedEngine("the engine is older than infill-lsp: end it with `infill-engine stop`")
+        if spoken > PROTOCOL:
+            raise EngineError(
+                "the engine is newer than infill-lsp: update infill-lsp, or run `infill-engine stop`"
+            )
+        return protocol.decode_status(body)
+    except (msgspec.MsgspecError, ProtocolError):
+        raise EngineError("what listens on the engine's socket is no engine: end it and try again") from None
+
+
+def _refusal(code: int, body: bytes) -> str:
+    """The engine's own words for why it refused, where it has some."""
+    try:
+        return str(msgspec.json.decode(body, type=dict[str, str])["error"])
+    except (msgspec.MsgspecError, KeyError):
+        return f"the engine refused the request (HTTP {code})"
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
