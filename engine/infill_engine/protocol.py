@@ -155,6 +155,8 @@ _encoder = msgspec.json.Encoder()
 _request_decoder = msgspec.json.Decoder(InfillRequest)
 _event_decoder = msgspec.json.Decoder(Event)
 _status_decoder = msgspec.json.Decoder(Status)
+#: What decoding raises on bytes that are no such message; `RecursionError` on absurdly nested ones.
+_MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def encode(message: msgspec.Struct) -> bytes:
@@ -166,7 +168,7 @@ def decode_request(data: bytes) -> InfillRequest:
     """Raises `ProtocolError` for anything that is not a request this engine can serve."""
     try:
         request = _request_decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except _MALFORMED as error:
         raise ProtocolError(f"not an infill request: {error}") from None
     if request.protocol > PROTOCOL:
         raise ProtocolError(
@@ -188,7 +190,7 @@ def decode_event(line: bytes) -> Event:
     """One line of an answer; raises `ProtocolError`."""
     try:
         return _event_decoder.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except _MALFORMED as error:
         raise ProtocolError(f"not an event: {error}") from None
 
 
@@ -196,7 +198,7 @@ def decode_status(data: bytes) -> Status:
     """Raises `ProtocolError`."""
     try:
         return _status_decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except _MALFORMED as error:
         raise ProtocolError(f"not a status: {error}") from None
 
 
