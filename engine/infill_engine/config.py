@@ -1,0 +1,44 @@
+"""The engine's settings, checked once. Does not know where they come from, nor which models exist."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What an engine process is told at its start. Raises `ValueError` with a line a person can act on."""
+
+    #: "embedded", or any other name that `infill_engine.models` understands.
+    model: str = "embedded"
+    #: "auto", or a torch device such as "cpu" or "cuda:0".
+    device: str = "auto"
+    #: "auto", or a torch floating-point type such as "bfloat16".
+    dtype: str = "auto"
+    #: CPU threads of one forward pass; 0: as many as there are physical cores.
+    threads: int = 0
+    #: Tokens of context before and after the gap.
+    prefix_tokens: int = 1024
+    suffix_tokens: int = 96
+    #: Tokens of context encoded in one step: the longest time for which a more urgent request waits.
+    chunk_tokens: int = 64
+    #: Memory for encoded contexts, in MiB.
+    cache_mb: int = 512
+    #: Seconds without a request after which the process ends.
+    idle_exit_s: float = 900.0
+
+    def __post_init__(self) -> None:
+        for name in ("model", "device", "dtype"):
+            if not getattr(self, name).strip():
+                raise ValueError(f"{name} must not be empty")
+        for name, least in (
+            ("threads", 0),
+            ("prefix_tokens", 1),
+            ("suffix_tokens", 0),
+            ("chunk_tokens", 1),
+            ("cache_mb", 1),
+        ):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if not self.idle_exit_s > 0:
+            raise ValueError(f"idle_exit_s must be more than 0 seconds, not {self.idle_exit_s}")

@@ -1,0 +1,56 @@
+"""Small engines made of given steps, and small requests."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from infill_engine.protocol import Candidate, Final, Frame, InfillRequest
+
+Steps = Iterator[Candidate | Frame | Final | None]
+
+
+class ScriptedEngine:
+    """An engine whose steps are a generator function of the test; records its turns."""
+
+    name = "scripted"
+    device = "cpu"
+    dtype = "float32"
+    cache_bytes = 12_345
+
+    def __init__(self, script: Callable[[InfillRequest], Steps]) -> None:
+        self.script = script
+        #: One entry a step, in the order in which they ran: ("infill" or "prime", document).
+        self.turns: list[tuple[str, str]] = []
+        self.closed = threading.Event()
+
+    def infill(self, request: InfillRequest, started: float) -> Steps:
+        try:
+            for event in self.script(request):
+                self.turns.append(("infill", request.document))
+                yield event
+        finally:
+            self.closed.set()
+
+    def prime(self, request: InfillRequest) -> Iterator[None]:
+        for _ in range(3):
+            self.turns.append(("prime", request.document))
+            yield
+
+
+def ask(
+    document: str = "d", *, client: str = "c", version: int = 0, deadline_ms: int = 400, head: str = "x = "
+) -> InfillRequest:
+    """A small request."""
+    return InfillRequest(
+        client=client, document=document, version=version, deadline_ms=deadline_ms, head=head
+    )
+
+
+def wait_for(condition: Callable[[], bool], timeout: float = 5.0) -> None:
+    """Waits until something another thread or process does is seen; fails after `timeout` seconds."""
+    give_up = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < give_up, f"waited for {timeout} s"
+        time.sleep(0.002)

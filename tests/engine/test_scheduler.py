@@ -1,0 +1,324 @@
+"""The scheduler: order, supersession, cancelling, faults, limits, idleness."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from infill_engine.fetch import Report
+from infill_engine.protocol import Candidate, Event, Final, InfillRequest
+from infill_engine.scheduler import PATIENCE, Engine, Phase, Scheduler
+from scripted import ScriptedEngine, Steps, ask, wait_for
+
+Start = Callable[..., Scheduler]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts schedulers on given engines, waits until they are ready, and ends them after the test."""
+    started: list[Scheduler] = []
+
+    def run(engine: Engine, **options: int) -> Scheduler:
+        scheduler = Scheduler(lambda report: engine, **options)
+        started.append(scheduler)
+        scheduler.start()
+        wait_for(lambda: scheduler.phase.state == "ready")
+        return scheduler
+
+    yield run
+    for scheduler in started:
+        scheduler.close()
+        assert scheduler.join(5)
+
+
+class Listener:
+    """Takes the events of one request."""
+
+    def __init__(self, scheduler: Scheduler, request: InfillRequest) -> None:
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.job = scheduler.submit(request, self.events.put, time.monotonic())
+
+    def next(self) -> Event:
+        return self.events.get(timeout=5)
+
+    def final(self) -> Final:
+        while not isinstance(event := self.next(), Final):
+            pass
+        return event
+
+
+def two_steps(request: InfillRequest) -> Steps:
+    yield None
+    yield Candidate(request.document)
+    yield Final("end")
+
+
+def endless(request: InfillRequest) -> Steps:
+    yield Candidate("first")
+    while True:
+        time.sleep(0.001)
+        yield None
+
+
+class Held:
+    """A script that stops in the middle of the step of document "held" until released."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.release = threading.Event()
+
+    def __call__(self, request: InfillRequest) -> Steps:
+        if request.document == "held":
+            self.entered.set()
+            assert self.release.wait(5)
+            yield Final("end")
+        for _ in range(20):
+            yield None
+        yield Final("end")
+
+
+def test_events_arrive_in_order_and_end_with_one_final(start: Start) -> None:
+    listener = Listener(start(ScriptedEngine(two_steps)), ask("a"))
+    assert listener.next() == Candidate("a")
+    assert listener.next() == Final("end")
+    assert listener.events.empty()
+
+
+def test_the_earliest_deadline_goes_first_but_nobody_starves(start: Start) -> None:
+    held = Held()
+    engine = ScriptedEngine(held)
+    scheduler = start(engine)
+    Listener(scheduler, ask("held", deadline_ms=1))
+    assert held.entered.wait(5)
+    late = Listener(scheduler, ask("late", deadline_ms=60_000))
+    soon = Listener(scheduler, ask("soon", deadline_ms=30_000))
+    held.release.set()
+    assert late.final() == soon.final() == Final("end")
+    turns = [document for kind, document in engine.turns if kind == "infill" and document != "held"]
+    assert turns[: PATIENCE + 1] == ["soon"] * PATIENCE + ["late"]
+    both = turns[: 21 + 21 // PATIENCE]
+    assert both.count("late") == len(both) // (PATIENCE + 1)
+
+
+def test_a_newer_request_of_the_document_supersedes_the_older(start: Start) -> None:
+    engine = ScriptedEngine(endless)
+    scheduler = start(engine)
+    old = Listener(scheduler, ask("a", version=1))
+    assert old.next() == Candidate("first")
+    new = Listener(scheduler, ask("a", version=2))
+    assert old.next() == Final("superseded")
+    assert engine.closed.is_set()
+    assert new.next() == Candidate("first")
+    assert old.events.empty()
+
+
+def test_another_document_or_client_supersedes_nothing(start: Start) -> None:
+    scheduler = start(ScriptedEngine(endless))
+    listeners = [
+        Listener(scheduler, ask("a")),
+        Listener(scheduler, ask("b")),
+        Listener(scheduler, ask("a", client="other")),
+    ]
+    assert [listener.next() for listener in listeners] == [Candidate("first")] * 3
+    assert scheduler.live == 3
+
+
+def test_cancelling_closes_the_generator_at_the_step_boundary(start: Start) -> None:
+    held = Held()
+    engine = ScriptedEngine(held)
+    scheduler = start(engine)
+    listener = Listener(scheduler, ask("held"))
+    other = Listener(scheduler, ask("other"))
+    assert held.entered.wait(5)
+    scheduler.cancel(other.job)
+    scheduler.cancel(listener.job)
+    assert other.events.empty()
+    assert not engine.closed.is_set()
+    held.release.set()
+    assert other.next() == Final("cancelled")
+    assert ("infill", "other") not in engine.turns
+
+
+def test_cancelling_what_has_ended_does_nothing(start: Start) -> None:
+    scheduler = start(ScriptedEngine(two_steps))
+    listener = Listener(scheduler, ask())
+    listener.final()
+    scheduler.cancel(listener.job)
+    assert Listener(scheduler, ask("b")).final() == Final("end")
+    assert listener.events.empty()
+
+
+def test_a_storm_of_superseded_requests_is_not_busy(start: Start) -> None:
+    held = Held()
+    scheduler = start(ScriptedEngine(held), max_live=4)
+    Listener(scheduler, ask("held"))
+    assert held.entered.wait(5)
+    storm = [Listener(scheduler, ask("a", version=version)) for version in range(200)]
+    held.release.set()
+    assert [listener.final().reason for listener in storm] == ["superseded"] * 199 + ["end"]
+
+
+def test_too_many_live_requests_are_refused_at_once(start: Start) -> None:
+    held = Held()
+    scheduler = start(ScriptedEngine(held), max_live=2)
+    Listener(scheduler, ask("held"))
+    assert held.entered.wait(5)
+    Listener(scheduler, ask("a"))
+    refused = Listener(scheduler, ask("b"))
+    assert refused.events.get_nowait() == Final("busy", "the engine has 2 requests already")
+    held.release.set()
+
+
+def test_contexts_are_primed_after_the_answer_and_not_before_other_infills(start: Start) -> None:
+    held = Held()
+    engine = ScriptedEngine(held)
+    scheduler = start(engine)
+    Listener(scheduler, ask("held"))
+    assert held.entered.wait(5)
+    other = Listener(scheduler, ask("other"))
+    held.release.set()
+    other.final()
+    wait_for(lambda: scheduler.idle_s() > 0)
+    first_prime = engine.turns.index(("prime", "other"))
+    assert engine.turns[first_prime:] == [("prime", "other")] * 3 + [("prime", "held")] * 3
+
+
+def test_a_prime_is_dropped_for_a_newer_request_of_its_document(start: Start) -> None:
+    entered, release = threading.Event(), threading.Event()
+    engine = ScriptedEngine(two_steps)
+
+    def slow_prime(request: InfillRequest) -> Iterator[None]:
+        entered.set()
+        assert release.wait(5)
+        yield
+        engine.turns.append(("prime", "never"))
+        yield
+
+    engine.prime = slow_prime  # type: ignore[method-assign]
+    scheduler = start(engine)
+    Listener(scheduler, ask("a")).final()
+    assert entered.wait(5)
+    again = Listener(scheduler, ask("a"))
+    engine.prime = lambda request: iter(())  # type: ignore[method-assign,assignment]
+    release.set()
+    again.final()
+    wait_for(lambda: scheduler.idle_s() > 0)
+    assert ("prime", "never") not in engine.turns
+
+
+def test_a_cancelled_request_is_not_primed(start: Start) -> None:
+    engine = ScriptedEngine(endless)
+    scheduler = start(engine)
+    listener = Listener(scheduler, ask("a"))
+    listener.next()
+    scheduler.cancel(listener.job)
+    listener.final()
+    wait_for(lambda: scheduler.idle_s() > 0)
+    assert ("prime", "a") not in engine.turns
+
+
+def test_a_failing_request_ends_alone_and_its_text_stays_out_of_the_log(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    def script(request: InfillRequest) -> Steps:
+        if request.document == "bad":
+            yield Candidate("x")
+            raise KeyError(request.head)
+        yield Final("end")
+
+    scheduler = start(ScriptedEngine(script))
+    with caplog.at_level(logging.INFO):
+        bad = Listener(scheduler, ask("bad", head="password = hunter2")).final()
+    assert bad == Final("error", "the engine failed (KeyError): see its log")
+    assert "KeyError" in caplog.text
+    assert "in script" in caplog.text
+    assert "hunter2" not in caplog.text
+    assert Listener(scheduler, ask("good")).final() == Final("end")
+
+
+def test_a_request_without_a_final_is_an_error(start: Start) -> None:
+    def script(request: InfillRequest) -> Steps:
+        yield Candidate("x")
+
+    assert Listener(start(ScriptedEngine(script)), ask()).final().reason == "error"
+
+
+def test_before_the_model_is_ready_requests_are_answered_at_once() -> None:
+    reported, finish = threading.Event(), threading.Event()
+
+    def load(report: Report) -> Engine:
+        report("fetching weights", 0.374)
+        reported.set()
+        assert finish.wait(5)
+        return ScriptedEngine(two_steps)
+
+    scheduler = Scheduler(load)
+    early = Listener(scheduler, ask())
+    assert early.next() == Final("starting", "the engine is starting")
+    scheduler.start()
+    assert reported.wait(5)
+    assert scheduler.phase == Phase("fetching", "fetching weights", 0.374)
+    assert Listener(scheduler, ask()).next() == Final("starting", "fetching weights (37%)")
+    assert scheduler.idle_s() == 0
+    finish.set()
+    wait_for(lambda: scheduler.phase.state == "ready")
+    assert Listener(scheduler, ask()).final() == Final("end")
+    assert scheduler.requests == 3
+    scheduler.close()
+    assert scheduler.join(5)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (RuntimeError("no such model:\n try embedded"), "no such model: try embedded"),
+        (KeyError("blk.0"), "KeyError: 'blk.0'"),
+        (RuntimeError(), "RuntimeError: "),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_says_why_in_one_line(error: Exception, message: str) -> None:
+    def load(report: Report) -> Engine:
+        raise error
+
+    scheduler = Scheduler(load)
+    scheduler.start()
+    assert scheduler.join(5)
+    assert scheduler.phase == Phase("error", message)
+    assert Listener(scheduler, ask()).next() == Final("error", message)
+
+
+def test_closing_stops_a_model_that_is_being_loaded_by_its_reports() -> None:
+    def load(report: Report) -> Engine:
+        while True:
+            try:
+                report("loading", None)
+            except Exception:  # A careless loader.
+                pytest.fail("closing was taken for a fault of the loader")
+            time.sleep(0.001)
+
+    scheduler = Scheduler(load)
+    scheduler.start()
+    scheduler.close()
+    assert scheduler.join(5)
+
+
+def test_closing_cancels_what_is_live_and_refuses_the_rest(start: Start) -> None:
+    scheduler = start(ScriptedEngine(endless))
+    listener = Listener(scheduler, ask())
+    assert listener.next() == Candidate("first")
+    scheduler.close()
+    assert listener.next() == Final("cancelled")
+    assert Listener(scheduler, ask()).next().reason == "starting"  # type: ignore[union-attr]
+
+
+def test_the_thread_rests_when_there_is_nothing_to_do(start: Start) -> None:
+    scheduler = start(ScriptedEngine(two_steps))
+    Listener(scheduler, ask()).final()
+    wait_for(lambda: scheduler.idle_s() > 0)
+    before = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - before < 0.03
