@@ -1,0 +1,5 @@
+"""`python -m infill_engine` is `infill-engine`."""
+
+from infill_engine.cli import main
+
+raise SystemExit(main())

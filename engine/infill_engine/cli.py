@@ -1,0 +1,141 @@
+"""The command `infill-engine`: serve, status, stop, fetch. Words for people and exit codes, no other logic.
+
+Exit codes: 0 done, 1 a fault (one line on stderr), 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import NoReturn
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.table import Table
+
+from infill_engine import process
+from infill_engine.config import EngineConfig
+from infill_engine.fetch import FetchError, Report, ensure_weights
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except (FetchError, process.EngineError, OSError) as error:
+        return _fail(str(error), 1)
+    except ValueError as error:
+        return _fail(str(error), 2)
+    except KeyboardInterrupt:
+        return 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, but wrong usage is one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SystemExit(_fail(f"{message} (see {self.prog} --help)", 2))
+
+
+def _parser() -> argparse.ArgumentParser:
+    default = EngineConfig()
+    parser = _Parser(prog="infill-engine", description="The resident engine that fills gaps in code.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    model = _Parser(add_help=False)
+    model.add_argument("--model", default=default.model, help="the model to serve (default: %(default)s)")
+
+    serve = commands.add_parser("serve", parents=[model], help="run until idle; editors start this on demand")
+    serve.add_argument("--device", default=default.device, help="auto, cpu, cuda, ... (default: %(default)s)")
+    serve.add_argument("--dtype", default=default.dtype, help="auto, bfloat16, ... (default: %(default)s)")
+    serve.add_argument("--threads", type=int, default=default.threads, help="CPU threads; 0: physical cores")
+    serve.add_argument(
+        "--idle-exit",
+        type=float,
+        default=default.idle_exit_s,
+        metavar="SECONDS",
+        help="end after so long without a request (default: %(default).0f)",
+    )
+    serve.set_defaults(run=_serve)
+    commands.add_parser("status", parents=[model], help="show what is running").set_defaults(run=_status)
+    commands.add_parser("stop", parents=[model], help="finish live requests and end").set_defaults(run=_stop)
+    commands.add_parser("fetch", help="download the embedded model's base weights").set_defaults(run=_fetch)
+    return parser
+
+
+def _serve(options: argparse.Namespace) -> int:
+    config = EngineConfig(
+        model=options.model,
+        device=options.device,
+        dtype=options.dtype,
+        threads=options.threads,
+        idle_exit_s=options.idle_exit,
+    )
+    if holder := process.serve(config):
+        print(f"infill-engine: {holder}")
+    return 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    status = process.status(options.model)
+    if status is None:
+        print(f"infill-engine: no engine serves {options.model}")
+        return 0
+    state = status.state if status.progress is None else f"{status.state} ({status.progress:.0%})"
+    rows = {
+        "model": status.model,
+        "state": f"{state}: {status.message}" if status.message else state,
+        "device": f"{status.device} {status.dtype}".strip(),
+        "process": f"{status.pid}, up {timedelta(seconds=round(status.uptime_s))}",
+        "requests": f"{status.requests}, {status.live} live",
+        "cache": f"{status.cache_bytes / 2**20:.0f} MiB",
+        "version": f"{status.version}, protocol {status.protocol}",
+    }
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows.items():
+        table.add_row(name, value)
+    Console(highlight=False, markup=False).print(table)
+    return 0
+
+
+def _stop(options: argparse.Namespace) -> int:
+    stopped = process.stop(options.model)
+    print(f"infill-engine: {'stopped' if stopped else f'no engine serves {options.model}'}")
+    return 0
+
+
+def _fetch(_: argparse.Namespace) -> int:
+    with _reporting() as report:
+        path = ensure_weights(report)
+    print(path)
+    return 0
+
+
+@contextlib.contextmanager
+def _reporting() -> Iterator[Report]:
+    """A progress bar on a terminal, else a line whenever the message changes; on stderr."""
+    console = Console(stderr=True, highlight=False, markup=False)
+    if not console.is_terminal:
+        said = ""
+
+        def tell(message: str, _: float | None) -> None:
+            nonlocal said
+            if message != said:
+                said = message
+                print(message, file=sys.stderr)
+
+        yield tell
+        return
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda message, progress: bar.update(task, description=message, completed=progress or 0.0)
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"infill-engine: {message}", file=sys.stderr)
+    return code

@@ -1,0 +1,256 @@
+"""The resident process: one a user and model, behind a Unix socket that nobody else can reach.
+
+Knows locks, sockets, peers and signals; of the engine it knows only that it is loaded and scheduled. Also
+holds the two calls with which a command line asks a running engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import logging.handlers
+import os
+import signal
+import socket
+import stat
+import time
+from collections.abc import Generator, Iterable, Iterator
+from pathlib import Path
+
+import httpcore
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from infill_engine import protocol
+from infill_engine.config import EngineConfig
+from infill_engine.fetch import Report
+from infill_engine.protocol import ProtocolError, Status
+from infill_engine.scheduler import Engine, Scheduler
+from infill_engine.server import create_app
+
+log = logging.getLogger(__name__)
+
+#: Seconds that live requests have to finish once the engine is asked to stop.
+DRAIN_S = 2.0
+#: How much the engine yields to the editor and everything else the person runs.
+NICENESS = 5
+LOG_BYTES = 1024 * 1024
+BACKLOG = 128
+#: Seconds within which a running engine answers a question about itself.
+ASK_S = 5.0
+#: Seconds between two tries for a lock that another process holds.
+POLL_S = 0.05
+
+
+class EngineError(RuntimeError):
+    """What a person has to know about a running engine, in one line."""
+
+
+def serve(config: EngineConfig) -> str | None:
+    """Runs the engine until it is stopped or idle.
+
+    Returns None then, or at once a line that says who serves this model already. Raises `OSError` where the
+    socket cannot be had.
+    """
+    path = protocol.socket_path(config.model)
+    give_up = time.monotonic() + 2 * DRAIN_S
+    while True:
+        with _lock(path) as holder:
+            if holder is None:
+                _run(config, path)
+                return None
+        # A holder that does not listen is about to begin, or draining: then we take its place.
+        if _listens(path) or time.monotonic() > give_up:
+            return f"{config.model} is served already by process {holder} at {path}"
+        time.sleep(POLL_S)
+
+
+def status(model: str) -> Status | None:
+    """What the engine of `model` says of itself, None where none runs. Raises `EngineError`."""
+    answer = _ask(model, "GET", "/v1/status")
+    try:
+        return None if answer is None else protocol.decode_status(answer)
+    except ProtocolError as error:
+        raise EngineError(f"the engine of {model} is of another version ({error}): stop it") from None
+
+
+def stop(model: str, timeout: float = 10.0) -> bool:
+    """Ends the engine of `model` and waits until it is gone; False if none runs. Raises `EngineError`."""
+    if _ask(model, "POST", "/v1/stop") is None:
+        return False
+    path = protocol.socket_path(model)
+    give_up = time.monotonic() + timeout
+    while True:
+        with _lock(path) as holder:
+            if holder is None:
+                return True
+        if time.monotonic() > give_up:
+            raise EngineError(f"the engine (process {holder}) has not ended within {timeout:.0f} s: kill it")
+        time.sleep(POLL_S)
+
+
+def _run(config: EngineConfig, path: Path) -> None:
+    with _listening(path) as listener:
+        _log_to(protocol.cache_dir() / f"engine-{path.stem}.log")
+        os.nice(NICENESS)
+        log.info("process %d serves %s at %s", os.getpid(), config.model, path)
+        asyncio.run(_serve(config, listener))
+        log.info("process %d ends", os.getpid())
+
+
+async def _serve(config: EngineConfig, listener: socket.socket) -> None:
+    def load(report: Report) -> Engine:
+        # Torch takes seconds to import; in the scheduler's thread, so that the socket answers meanwhile.
+        from infill_engine import models
+
+        return models.load(config, report)
+
+    def stop() -> None:
+        server.should_exit = True
+
+    scheduler = Scheduler(load)
+    server = _Server(
+        uvicorn.Config(
+            create_app(scheduler, config, stop),
+            http=_OwnPeerProtocol,
+            ws="none",
+            loop="asyncio",
+            lifespan="on",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            proxy_headers=False,
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=int(DRAIN_S) + 1,
+        ),
+        scheduler,
+    )
+    await server.serve(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, but what is live after `DRAIN_S` ends with a proper last line, and signals end the loop."""
+
+    def __init__(self, config: uvicorn.Config, scheduler: Scheduler) -> None:
+        super().__init__(config)
+        self._scheduler = scheduler
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().call_later(DRAIN_S, self._scheduler.close)
+        await super().shutdown(sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """uvicorn's own raises a signal again in the end, which kills us before the socket is removed."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, setattr, self, "should_exit", True)
+        yield
+
+
+class _OwnPeerProtocol(H11Protocol):
+    """HTTP with processes of our own user only: any other is hung up on before a byte of it is read."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if not _is_own(transport.get_extra_info("socket")):
+            log.warning("a process of another user tried to connect")
+            transport.abort()
+
+
+class _OwnPeerBackend(httpcore.SyncBackend):
+    """Connects to engines of our own user only."""
+
+    def connect_unix_socket(
+        self,
+        path: str,
+        timeout: float | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.NetworkStream:
+        stream = super().connect_unix_socket(path, timeout, socket_options)
+        if not _is_own(stream.get_extra_info("socket")):
+            stream.close()
+            raise EngineError(f"{path} is another user's: set INFILL_RUNTIME_DIR to a folder of your own")
+        return stream
+
+
+def _is_own(connection: socket.socket) -> bool:
+    try:
+        return protocol.peer_uid(connection) == os.getuid()
+    except OSError:
+        return False
+
+
+def _ask(model: str, method: str, url: str) -> bytes | None:
+    """The body of the engine's answer, None where no engine listens. Raises `EngineError`."""
+    path = protocol.socket_path(model)
+    try:
+        with httpcore.ConnectionPool(uds=str(path), network_backend=_OwnPeerBackend()) as pool:
+            timeouts = {"connect": ASK_S, "read": ASK_S, "write": ASK_S}
+            response = pool.request(method, f"http://engine{url}", extensions={"timeout": timeouts})
+    except httpcore.ConnectError:
+        return None
+    except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError) as error:
+        raise EngineError(f"the engine at {path} does not answer ({type(error).__name__})") from None
+    if response.status >= 300:
+        raise EngineError(f"the engine at {path} refuses {url} (HTTP {response.status})")
+    return response.content
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[str | None]:
+    """Takes the lock of a socket. Gives None while we hold it, else the id of the process that does."""
+    file = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield os.pread(file, 32, 0).decode("ascii", "replace") or "unknown"
+            return
+        os.ftruncate(file, 0)
+        os.pwrite(file, str(os.getpid()).encode(), 0)
+        yield None
+    finally:
+        os.close(file)
+
+
+@contextlib.contextmanager
+def _listening(path: Path) -> Iterator[socket.socket]:
+    """The socket, 0600 from its first moment, in place of one left by a killed process. Needs the lock."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise FileExistsError(f"{path} is not a socket: remove it")
+        path.unlink()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        mask = os.umask(0o177)
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(mask)
+        try:
+            listener.listen(BACKLOG)
+            yield listener
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(ASK_S)
+        return probe.connect_ex(str(path)) == 0
+
+
+def _log_to(path: Path) -> None:
+    """Sends the package's log to a file that stays small, or to stderr where no file can be had."""
+    handler: logging.Handler
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handler = logging.handlers.RotatingFileHandler(
+            path, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8"
+        )
+    except OSError:
+        handler = logging.StreamHandler()
+    logging.basicConfig(handlers=[handler], format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("infill_engine").setLevel(logging.INFO)

@@ -1,0 +1,336 @@
+"""The resident process as editors meet it: started, doubled, killed, stopped, idle; its socket and peers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpcore
+import pytest
+import uvicorn
+from infill_engine import cli, process, protocol
+from infill_engine.protocol import Candidate, Event, Final, InfillRequest, Status
+from scripted import ask, wait_for
+
+SCRIPT = Path(__file__).with_name("scripted_process.py")
+
+
+class Engines:
+    """Starts engine processes in the folders of one test, and ends them after it."""
+
+    def __init__(self) -> None:
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, model: str, *options: str) -> subprocess.Popen[str]:
+        command = [sys.executable, str(SCRIPT), "serve", "--model", model, *options]
+        engine = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.started.append(engine)
+        return engine
+
+    def up(self, model: str, *options: str) -> subprocess.Popen[str]:
+        """Starts one and waits until it is ready."""
+        engine = self.start(model, *options)
+        wait_for(lambda: state_of(model) in ("ready", "error"), 15)
+        return engine
+
+    def end(self) -> None:
+        for engine in self.started:
+            engine.kill()
+            engine.communicate()
+
+
+@pytest.fixture
+def engines(home: Path) -> Iterator[Engines]:
+    engines = Engines()
+    yield engines
+    engines.end()
+
+
+def state_of(model: str) -> str | None:
+    status = process.status(model)
+    return status.state if status else None
+
+
+def post(model: str, body: bytes) -> tuple[int, bytes]:
+    with httpcore.ConnectionPool(uds=str(protocol.socket_path(model))) as pool:
+        response = pool.request("POST", "http://engine/v1/infill", content=body)
+        return response.status, response.content
+
+
+def infill(model: str, request: InfillRequest) -> list[Event]:
+    status, body = post(model, protocol.encode(request))
+    assert status == 200
+    return [protocol.decode_event(line) for line in body.splitlines()]
+
+
+class Stream:
+    """An answer that is read line by line."""
+
+    def __init__(self, model: str) -> None:
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._connection.settimeout(10)
+        self._connection.connect(str(protocol.socket_path(model)))
+        body = protocol.encode(ask(deadline_ms=60_000))
+        head = f"POST /v1/infill HTTP/1.1\r\nHost: engine\r\nContent-Length: {len(body)}\r\n\r\n"
+        self._connection.sendall(head.encode() + body)
+        self._file = self._connection.makefile("rb")
+
+    def event(self) -> Event:
+        while not (line := self._file.readline()).startswith(b"{"):
+            assert line, "the stream is torn off"
+        return protocol.decode_event(line)
+
+    def close(self) -> None:
+        self._file.close()
+        self._connection.close()
+
+
+@pytest.mark.process
+def test_socket_and_folder_are_the_users_alone(engines: Engines) -> None:
+    engines.up("instant")
+    path = protocol.socket_path("instant")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.with_suffix(".lock").stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.process
+def test_requests_are_answered(engines: Engines) -> None:
+    engine = engines.up("instant")
+    assert infill("instant", ask(head="return")) == [Candidate("return"), Final("end")]
+    status = process.status("instant")
+    assert isinstance(status, Status)
+    assert (status.pid, status.requests, status.live) == (engine.pid, 1, 0)
+
+
+@pytest.mark.process
+def test_of_two_at_once_one_stays(engines: Engines) -> None:
+    both = [engines.start("instant") for _ in range(2)]
+    wait_for(lambda: any(engine.poll() is not None for engine in both), 15)
+    wait_for(lambda: state_of("instant") == "ready", 15)
+    (gone,) = [engine for engine in both if engine.poll() is not None]
+    (stays,) = [engine for engine in both if engine.poll() is None]
+    out, err = gone.communicate()
+    assert gone.returncode == 0
+    assert f"served already by process {stays.pid}" in out
+    assert err == ""
+
+
+@pytest.mark.process
+def test_engines_of_two_models_live_side_by_side(engines: Engines) -> None:
+    assert engines.up("instant").poll() is None
+    assert engines.up("brief").poll() is None
+    assert state_of("instant") == "ready"
+
+
+@pytest.mark.process
+def test_what_a_killed_engine_left_is_replaced(engines: Engines) -> None:
+    first = engines.up("instant")
+    first.kill()
+    first.wait(5)
+    assert protocol.socket_path("instant").exists()
+    assert process.status("instant") is None
+    engines.up("instant")
+    assert infill("instant", ask())[-1] == Final("end")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("model", ["instant", "loading"])
+def test_a_signal_ends_it_and_removes_the_socket(
+    engines: Engines, model: str, number: signal.Signals
+) -> None:
+    engine = engines.start(model)
+    wait_for(lambda: state_of(model) in ("ready", "fetching"), 15)
+    engine.send_signal(number)
+    out, err = engine.communicate(timeout=5)
+    assert (engine.returncode, out, err) == (0, "", "")
+    assert not protocol.socket_path(model).exists()
+
+
+@pytest.mark.process
+def test_it_ends_when_idle(engines: Engines) -> None:
+    engine = engines.start("instant", "--idle-exit", "0.2")
+    assert engine.wait(10) == 0
+    assert not protocol.socket_path("instant").exists()
+
+
+@pytest.mark.process
+def test_before_the_model_is_ready_it_says_how_far_it_is(engines: Engines) -> None:
+    engines.start("loading")
+    wait_for(lambda: state_of("loading") == "fetching", 15)
+    status = process.status("loading")
+    assert isinstance(status, Status)
+    assert (status.progress, status.message) == (0.5, "fetching weights")
+    assert infill("loading", ask()) == [Final("starting", "fetching weights (50%)")]
+
+
+@pytest.mark.process
+def test_a_model_that_cannot_be_loaded_is_said_and_logged(engines: Engines, home: Path) -> None:
+    engines.up("broken")
+    assert infill("broken", ask()) == [Final("error", "no such model: use embedded")]
+    (log,) = (home / "cache").glob("engine-*.log")
+    assert "Traceback" in log.read_text()
+
+
+@pytest.mark.process
+def test_hanging_up_cancels(engines: Engines) -> None:
+    engines.up("endless")
+    stream = Stream("endless")
+    assert stream.event() == Candidate("first")
+    closed = protocol.runtime_dir() / "closed"
+    assert not closed.exists()
+    stream.close()
+    wait_for(closed.exists, 1)
+    status = process.status("endless")
+    assert isinstance(status, Status)
+    assert status.live == 0
+
+
+@pytest.mark.process
+def test_stopping_lets_live_requests_finish(engines: Engines) -> None:
+    engine = engines.up("brief")
+    stream = Stream("brief")
+    assert stream.event() == Candidate("first")
+    assert process.stop("brief")
+    assert stream.event() == Final("end")
+    assert engine.wait(5) == 0
+    assert not protocol.socket_path("brief").exists()
+    stream.close()
+
+
+@pytest.mark.process
+def test_stopping_waits_no_longer_than_it_says(engines: Engines) -> None:
+    engines.up("endless")
+    stream = Stream("endless")
+    assert stream.event() == Candidate("first")
+    begun = time.monotonic()
+    assert process.stop("endless")
+    assert process.DRAIN_S <= time.monotonic() - begun < process.DRAIN_S + 2
+    assert stream.event() == Final("cancelled")
+    stream.close()
+
+
+@pytest.mark.process
+def test_an_engine_started_while_the_old_one_drains_takes_its_place(engines: Engines) -> None:
+    old = engines.up("brief")
+    stream = Stream("brief")
+    stream.event()
+    old.send_signal(signal.SIGTERM)
+    new = engines.up("brief")
+    assert old.wait(5) == 0
+    assert new.poll() is None
+    assert stream.event() == Final("end")
+    stream.close()
+
+
+@pytest.mark.process
+def test_bad_bodies_are_refused_and_the_engine_lives_on(engines: Engines) -> None:
+    engines.up("instant")
+    for body, code in [(b"nonsense", 400), (b"x" * (8 * 1024 * 1024), 413)]:
+        status, answer = post("instant", body)
+        assert status == code
+        assert "\n" not in json.loads(answer)["error"]
+    assert infill("instant", ask())[-1] == Final("end")
+
+
+@pytest.mark.process
+def test_the_command_line_shows_and_stops_an_engine(
+    engines: Engines, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = engines.up("instant")
+    assert cli.main(["status", "--model", "instant"]) == 0
+    shown = capsys.readouterr().out
+    assert f"process   {engine.pid}, up 0:00:0" in shown
+    assert "state     ready" in shown
+    assert cli.main(["stop", "--model", "instant"]) == 0
+    assert capsys.readouterr().out == "infill-engine: stopped\n"
+    assert cli.main(["stop", "--model", "instant"]) == 0
+    assert cli.main(["status", "--model", "instant"]) == 0
+    assert capsys.readouterr().out == "infill-engine: no engine serves instant\n" * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "required"),
+        (["serve", "--threads", "many"], "--threads"),
+        (["serve", "--threads", "-1"], "threads must be at least 0, not -1"),
+        (["serve", "--idle-exit", "nan"], "idle_exit_s must be more than 0 seconds, not nan"),
+        (["serve", "--model", ""], "model must not be empty"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_code_2(
+    home: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    assert run_cli(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    assert says in captured.err
+    assert captured.out == ""
+
+
+def test_what_is_not_a_socket_is_left_alone(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = protocol.socket_path("instant")
+    path.write_text("mine")
+    assert cli.main(["serve", "--model", "instant"]) == 1
+    assert capsys.readouterr().err == f"infill-engine: {path} is not a socket: remove it\n"
+    assert path.read_text() == "mine"
+
+
+def test_a_folder_that_others_can_write_to_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    protocol.runtime_dir().chmod(0o777)
+    assert cli.main(["serve", "--model", "instant"]) == 1
+    assert "mode 0700" in capsys.readouterr().err
+
+
+def test_an_engine_of_another_user_is_not_spoken_to(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as foreign:
+        foreign.bind(str(protocol.socket_path("instant")))
+        foreign.listen()
+        monkeypatch.setattr(protocol, "peer_uid", lambda _: os.getuid() + 1)
+        with pytest.raises(process.EngineError, match="another user's"):
+            process.status("instant")
+        connection, _ = foreign.accept()
+        with connection:
+            assert connection.recv(100) == b""
+
+
+async def test_a_peer_of_another_user_is_hung_up_on_unread(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def app(scope: dict[str, object], receive: Callable[..., object], send: object) -> None:
+        pytest.fail("a foreign request was read")
+
+    monkeypatch.setattr(protocol, "peer_uid", lambda _: os.getuid() + 1)
+    path = protocol.socket_path("instant")
+    with process._listening(path) as listener:
+        config = uvicorn.Config(
+            app, http=process._OwnPeerProtocol, ws="none", lifespan="off", log_config=None
+        )  # type: ignore[arg-type]
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server._serve([listener]))
+        reader, writer = await asyncio.open_unix_connection(str(path))
+        writer.write(b"GET /v1/status HTTP/1.1\r\nHost: engine\r\n\r\n")
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+        server.should_exit = True
+        await asyncio.wait_for(serving, 5)
+
+
+def run_cli(arguments: list[str]) -> int:
+    try:
+        return cli.main(arguments)
+    except SystemExit as exit:
+        return int(exit.code or 0)
