@@ -1,0 +1,146 @@
+"""The context cache: what is encoded before a canvas, kept from key stroke to key stroke.
+
+It works on tokens and opaque `ContextKV`s, and knows neither text nor model. Encoding goes in chunks; each is one step
+of the generators here, so that a caller can give way, or stop, between two of them. What was encoded stays, also when
+the caller stops. Not safe to share between threads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+
+from infill_engine.core import ContextKV, Denoiser, agreement
+
+Key = tuple[str, ...] | tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens of context that one request needed."""
+
+    encoded: int = 0
+    reused: int = 0
+
+
+@dataclass(slots=True)
+class _Entry:
+    #: The lines that the window holds, and the tokens of which the first `kv.length` are encoded.
+    lines: tuple[tuple[int, ...], ...] = ()
+    tokens: list[int] = field(default_factory=list)
+    kv: ContextKV | None = None
+
+
+class ContextCache:
+    """Streams by document, blocks by content, least recently used out first beyond `max_bytes`."""
+
+    def __init__(self, denoiser: Denoiser, chunk: int, max_bytes: int) -> None:
+        self._denoiser = denoiser
+        self._chunk = chunk
+        self._max_bytes = max_bytes
+        self._entries: OrderedDict[Key, _Entry] = OrderedDict()
+        #: Tokens a second when encoding, a running mean; a guess until measured.
+        self.rate = 400.0
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held by encoded contexts."""
+        return sum(entry.kv.nbytes for entry in self._entries.values() if entry.kv is not None)
+
+    def window(
+        self, key: tuple[str, ...], lines: Sequence[tuple[int, ...]], budget: int, seconds: float
+    ) -> tuple[tuple[int, ...], ...]:
+        """The last of `lines` that a stream should hold, by token budget.
+
+        A window that is already encoded is kept as long as it fits, so typing does not move its start. When it no
+        longer fits, the new one is three quarters of the budget, so that the start moves in strides. Where nothing is
+        encoded yet, no more is taken than can be encoded in `seconds`: an early completion that saw less beats none.
+        """
+        entry = self._entries.get(key)
+        if entry is not None and entry.lines:
+            start = _aligned(lines, entry.lines)
+            if start is not None and sum(map(len, lines[start:])) <= budget:
+                return tuple(lines[start:])
+        size = sum(map(len, lines))
+        cold = max(128, int(self.rate * seconds))
+        limit = min(budget if size <= budget else budget * 3 // 4, cold)
+        start = len(lines)
+        while start > 0 and limit >= len(lines[start - 1]):
+            start -= 1
+            limit -= len(lines[start])
+        return tuple(lines[start:])
+
+    def stream(
+        self,
+        key: tuple[str, ...],
+        lines: tuple[tuple[int, ...], ...],
+        head: Sequence[int],
+        left: tuple[int, int],
+        usage: Usage,
+    ) -> Generator[None, None, tuple[ContextKV, list[int]]]:
+        """Encodes a document's prefix up to a few tokens before the gap; returns (kv, the tokens left for the canvas).
+
+        lines: the window's whole lines; head: the tokens of the cursor line before the gap; left: how many tokens of
+        the end the canvas takes, at least and at most. Between those bounds the stream is left as it is, so most key
+        strokes encode nothing.
+        """
+        tokens = [self._denoiser.facts.sink_id, *(token for line in lines for token in line), *head]
+        entry = self._entry(key)
+        entry.lines = lines
+        least, most = left
+        kept = 0
+        if entry.kv is not None:
+            kept = agreement(entry.tokens[: entry.kv.length], tokens)
+        end = max(0, min(kept, len(tokens) - least))
+        if end < len(tokens) - most:
+            # Prefer the start of the cursor line, which stays while the line is typed.
+            end = min(max(len(tokens) - len(head), len(tokens) - most), len(tokens) - least)
+        end = max(end, 1)
+        if entry.kv is not None:
+            entry.kv.truncate(min(kept, end))
+        usage.reused += min(kept, end)
+        entry.tokens = tokens[:end]
+        return (yield from self._extend(entry, usage)), tokens[end:]
+
+    def block(self, tokens: Sequence[int], usage: Usage) -> Generator[None, None, ContextKV]:
+        """Encodes a piece alone, behind the family's sink; returns its kv."""
+        entry = self._entry(tuple(tokens))
+        entry.tokens = [self._denoiser.facts.sink_id, *tokens]
+        if entry.kv is not None:
+            usage.reused += entry.kv.length
+        return (yield from self._extend(entry, usage))
+
+    def replace(self, key: Key, by: Key) -> None:
+        """Lets the entry `by` take the place of `key`."""
+        self._entries[key] = self._entries.pop(by)
+
+    def _entry(self, key: Key) -> _Entry:
+        entry = self._entries.setdefault(key, _Entry())
+        self._entries.move_to_end(key)
+        return entry
+
+    def _extend(self, entry: _Entry, usage: Usage) -> Generator[None, None, ContextKV]:
+        while (done := entry.kv.length if entry.kv is not None else 0) < len(entry.tokens):
+            chunk = entry.tokens[done : done + self._chunk]
+            began = time.perf_counter()
+            entry.kv = self._denoiser.encode(chunk, entry.kv)
+            usage.encoded += len(chunk)
+            if len(chunk) == self._chunk:
+                self.rate += 0.2 * (len(chunk) / max(time.perf_counter() - began, 1e-6) - self.rate)
+            yield
+        while self.nbytes > self._max_bytes and len(self._entries) > 1:
+            _, oldest = self._entries.popitem(last=False)
+            assert oldest is not entry, "the entry in use is the youngest"
+        assert entry.kv is not None
+        return entry.kv
+
+
+def _aligned(lines: Sequence[tuple[int, ...]], window: Sequence[tuple[int, ...]]) -> int | None:
+    """Where `window` begins in `lines`: the place from which most of its lines stand there unchanged."""
+    best, most = None, 0
+    for start, line in enumerate(lines):
+        if line == window[0] and (same := agreement(lines[start:], window)) >= most:
+            best, most = start, same
+    return best

@@ -1,0 +1,168 @@
+"""The nouns of the engine: canvas, contexts, and what every model family implements.
+
+Knows no model by name, no editor and no wire format. Positions and lengths count tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+from infill_kernels import BRANCH, LEFT, OPEN, Head, Unmasked
+from torch import Tensor
+
+
+class ModelError(RuntimeError):
+    """A model that cannot be loaded or run; its text is one line that says what to do."""
+
+
+class Tree(NamedTuple):
+    """A canvas as integers, parents before children: what a forward pass needs of it."""
+
+    tokens: list[int]
+    #: Absolute positions; the prefix stream's first token stands at 0.
+    positions: list[int]
+    #: Index of the token each one continues, -1 for the root.
+    parents: list[int]
+    #: LEFT, OPEN or BRANCH of `infill_kernels`.
+    classes: list[int]
+    #: Index of the token whose forward row predicts slot `frontier`.
+    frontier: int
+
+
+@dataclass(frozen=True, slots=True)
+class Canvas:
+    """The gap while it is filled: `left | committed | proposal | masks`, with branches hung onto it.
+
+    `left` is pinned. `committed` slots are final, contiguous from the left. `proposal` stands in the slots after them
+    and is checked by the next pass. The other slots, up to `size`, are masks. A branch `(slot, tokens)` continues the
+    text before `slot` with other tokens, to score them; it never enters the text. Slots count from the gap's start, so
+    a branch may also begin within `left`, at a negative slot.
+    """
+
+    #: Absolute position of left[0]: how many tokens of the prefix stream stand before the canvas.
+    origin: int
+    left: tuple[int, ...]
+    size: int
+    committed: tuple[int, ...] = ()
+    proposal: tuple[int, ...] = ()
+    branches: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+    def __post_init__(self) -> None:
+        assert self.left, "slot 0 is predicted from the token to its left"
+        assert len(self.committed) + len(self.proposal) <= self.size
+        assert all(-len(self.left) < slot <= len(self.committed) for slot, _ in self.branches)
+
+    @property
+    def frontier(self) -> int:
+        """The leftmost slot that is not committed."""
+        return len(self.committed)
+
+    @property
+    def full(self) -> bool:
+        """Whether every slot is committed."""
+        return self.frontier == self.size
+
+    def commit(self, tokens: Sequence[int]) -> Canvas:
+        """Commits the next slots. Proposals and branches are of one pass and are dropped."""
+        return replace(self, committed=(*self.committed, *tokens), proposal=(), branches=())
+
+    def grow(self, size: int) -> Canvas:
+        """The same canvas with more slots."""
+        assert size >= self.size
+        return replace(self, size=size)
+
+    def tree(self, masks: int, mask_id: int) -> Tree:
+        """The tokens of the next pass, with the first `masks` masked slots as one open group."""
+        chain = [*self.left, *self.committed, *self.proposal]
+        tokens, parents = list(chain), list(range(-1, len(chain) - 1))
+        positions = list(range(self.origin, self.origin + len(chain)))
+        classes = [LEFT] * len(chain)
+        first_mask = self.frontier + len(self.proposal)
+        for i in range(min(masks, self.size - first_mask)):
+            tokens.append(mask_id)
+            parents.append(len(chain) - 1)
+            positions.append(self.origin + len(chain) + i)
+            classes.append(OPEN)
+        for slot, branch in self.branches:
+            parent = len(self.left) + slot - 1
+            for i, token in enumerate(branch):
+                tokens.append(token)
+                parents.append(parent if i == 0 else len(tokens) - 2)
+                positions.append(self.origin + len(self.left) + slot + i)
+                classes.append(BRANCH)
+        return Tree(tokens, positions, parents, classes, len(self.left) + self.frontier - 1)
+
+
+class ContextKV(Protocol):
+    """An encoded run of tokens; what is in it only its family knows."""
+
+    @property
+    def length(self) -> int:
+        """Tokens encoded."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held."""
+
+    def truncate(self, length: int) -> None:
+        """Forgets the tokens from `length` on."""
+
+
+class Contexts(NamedTuple):
+    """What a canvas is conditioned on beside itself."""
+
+    #: The tokens before the canvas.
+    prefix: ContextKV
+    #: Pieces encoded alone, the suffix among them; each begins with the family's sink.
+    blocks: tuple[ContextKV, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the engine must know of a family."""
+
+    mask_id: int
+    end_id: int
+    #: Begins each context encoded alone; its key is what attention rests on.
+    sink_id: int
+    #: How many masks a pass should carry; 0 where masks predict nothing yet.
+    lookahead: int
+    #: Known tokens before the gap to encode on the canvas, where they see the blocks: at least, and at most.
+    left: tuple[int, int]
+
+
+class Denoiser(Protocol):
+    """A model family."""
+
+    @property
+    def facts(self) -> Facts: ...
+
+    @property
+    def head(self) -> Head: ...
+
+    def encode(self, tokens: Sequence[int], kv: ContextKV | None) -> ContextKV:
+        """Extends a context, in place, or begins one. Causal: what was encoded before stays as it is."""
+
+    def denoise(
+        self, canvases: Sequence[Canvas], contexts: Sequence[Contexts], states: Sequence[Any]
+    ) -> tuple[list[Tensor], list[Any]]:
+        """One forward pass over a batch of canvases, each with its contexts and its last pass's state (None at first).
+
+        Returns for each canvas the hidden rows [R, D], final norm applied, and the new state. Row i predicts slot
+        frontier + i: one row for the frontier, one for each proposed slot and one for each mask fed. Then come the
+        branches' rows, one for each branch token, which predicts what follows it.
+        """
+
+
+class CommitPolicy(Protocol):
+    """Decides what a pass makes final."""
+
+    def step(self, canvas: Canvas, outputs: Unmasked) -> Canvas:
+        """outputs: one row for each open slot fed. Commits at least one slot."""
+
+
+def agreement(a: Sequence[object], b: Sequence[object]) -> int:
+    """Length of the longest common prefix."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

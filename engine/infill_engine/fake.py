@@ -1,0 +1,94 @@
+"""A denoiser without weights, for tests and for trying an editor: it writes what a table says.
+
+Ids are bytes. Where the bytes to the left of a slot end with a key of the table, followed by the beginning of that
+key's text, the slot is predicted to be the text's next byte, and END after the last. Elsewhere END is predicted. A
+proposal is judged as by a real model: only what stands to the left counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from infill_kernels import Head
+from torch import Tensor
+
+from infill_engine.core import Canvas, ContextKV, Contexts, Facts
+
+SINK_ID, MASK_ID, END_ID = 256, 257, 258
+VOCAB = 259
+#: The logit of what is predicted; that of all else is 0.
+_SURE = 12.0
+
+
+class _Tokens:
+    """A context that keeps its tokens."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def nbytes(self) -> int:
+        return 8 * len(self.tokens)
+
+    def truncate(self, length: int) -> None:
+        del self.tokens[length:]
+
+
+class FakeDenoiser:
+    """`Denoiser` over bytes. table: what follows which text; lookahead: masks a pass; step_s: seconds a pass takes."""
+
+    def __init__(self, table: Mapping[str, str], lookahead: int = 0, step_s: float = 0.0) -> None:
+        self.facts = Facts(MASK_ID, END_ID, SINK_ID, lookahead=lookahead, left=(1, 64))
+        banned = torch.zeros(VOCAB, dtype=torch.bool)
+        banned[[SINK_ID, MASK_ID]] = True
+        self.head = Head(weight=torch.eye(VOCAB), banned=banned)
+        self.encoded = 0
+        self.passes = 0
+        self._table = [(key.encode(), text.encode()) for key, text in table.items()]
+        self._step_s = step_s
+
+    def encode(self, tokens: Sequence[int], kv: ContextKV | None) -> ContextKV:
+        own = cast(_Tokens, kv) if kv is not None else _Tokens()
+        own.tokens += tokens
+        self.encoded += len(tokens)
+        return own
+
+    def denoise(
+        self, canvases: Sequence[Canvas], contexts: Sequence[Contexts], states: Sequence[Any]
+    ) -> tuple[list[Tensor], list[Any]]:
+        self.passes += 1
+        time.sleep(self._step_s)
+        return [self._rows(*pair) for pair in zip(canvases, contexts, strict=True)], list(states)
+
+    def _rows(self, canvas: Canvas, contexts: Contexts) -> Tensor:
+        tree = canvas.tree(self.facts.lookahead, MASK_ID)
+        prefix = cast(_Tokens, contexts.prefix).tokens[: canvas.origin]
+        rows = []
+        for i in range(tree.frontier, len(tree.tokens)):
+            left, at = [], i
+            while at >= 0:
+                left.append(tree.tokens[at])
+                at = tree.parents[at]
+            if tree.tokens[i] == MASK_ID:  # what stands under the masks to its left, it has to guess itself
+                known = [*prefix, *reversed(left[1:])]
+                for _ in range(tree.positions[i] - tree.positions[tree.parents[i]]):
+                    known.append(self._next(known))
+                rows.append(self._next(known))
+            else:
+                rows.append(self._next([*prefix, *reversed(left)]))
+        return torch.nn.functional.one_hot(torch.tensor(rows), VOCAB).float() * _SURE
+
+    def _next(self, left: Sequence[int]) -> int:
+        text = bytes(token for token in left if token < 256)
+        for key, answer in self._table:
+            for written in range(len(answer), -1, -1):
+                if text.endswith(key + answer[:written]):
+                    return answer[written] if written < len(answer) else END_ID
+        return END_ID

@@ -1,0 +1,139 @@
+"""The gap as text while it is being written: what its tokens say, and where it may end.
+
+Knows bytes, lines and indentation; no tensors, no grammar. Which end is taken is decided elsewhere; this module says
+when there is no use in going on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from infill_engine.protocol import Candidate, End, InfillRequest, Reason
+
+#: A tab stands for this many columns.
+TAB = 8
+
+#: A scored end is clear when this many later ones are worse than it by the margin (nats a token).
+CLEAR_AFTER, CLEAR_MARGIN = 2, 0.5
+
+
+@dataclass(slots=True)
+class GapText:
+    """Grows by tokens; `rest` is what healing took back and the first tokens write again."""
+
+    request: InfillRequest
+    rest: bytes
+    _bytes: bytearray = field(default_factory=bytearray)
+    _probs: list[float] = field(default_factory=list)
+    _ends_at: list[int] = field(default_factory=list)  # in bytes, a token
+    _ends: list[tuple[int, float | None, float]] = field(default_factory=list)  # in bytes, a line end
+    #: Byte length of the text that counts, once a rule has cut it.
+    _limit: int | None = None
+
+    @property
+    def pending(self) -> bytes:
+        """What of `rest` is still to be written."""
+        return self.rest[len(self._bytes) :]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens written, those that only write `rest` again included."""
+        return len(self._probs)
+
+    @property
+    def length(self) -> int:
+        """Bytes of the gap written; negative while `rest` is being written again."""
+        return len(self._bytes) - len(self.rest)
+
+    @property
+    def probs(self) -> list[float]:
+        """The probability of each token."""
+        return self._probs
+
+    def append(self, token: bytes, prob: float) -> Reason | None:
+        """Takes one more token; returns why nothing should follow it, or None."""
+        before = self.length
+        self._bytes += token
+        self._probs.append(prob)
+        self._ends_at.append(self.length)
+        return self._stop(max(before, 0))
+
+    def score(self, at: int, suffix_logprob: float | None, end_prob: float) -> Reason | None:
+        """Records a line end, at a byte offset of the gap, as a place to stop; says whether the best end is clear."""
+        self._ends.append((at, suffix_logprob, end_prob))
+        scores = [s for _, s, _ in self._ends if s is not None]
+        best = max(range(len(scores)), key=scores.__getitem__, default=0)
+        later = scores[best + 1 :]
+        clear = len(later) >= CLEAR_AFTER and all(s < scores[best] - CLEAR_MARGIN for s in later)
+        return "end" if clear else None
+
+    def close(self) -> None:
+        """Drops a word that may be half written, unless it is all there is."""
+        if self._limit is None and self._ends_at:
+            whole = self._gap.rstrip(_WORD)
+            if whole.strip():
+                self._limit = len(whole)
+
+    def candidate(self) -> Candidate:
+        """The text so far with its probabilities and scored ends."""
+        limit = len(self._gap) if self._limit is None else self._limit
+        raw = self._gap[:limit]
+
+        def chars(offset: int) -> int:
+            return len(raw[: max(offset, 0)].decode(errors="ignore"))
+
+        kept = [(p, chars(e)) for p, e in zip(self._probs, self._ends_at, strict=True) if 0 < e <= limit]
+        return Candidate(
+            text=raw.decode(errors="ignore"),
+            probs=tuple(p for p, _ in kept),
+            offsets=tuple(e for _, e in kept),
+            ends=tuple(End(chars(at), score, prob) for at, score, prob in self._ends if at <= limit),
+        )
+
+    @property
+    def _gap(self) -> bytes:
+        return bytes(self._bytes[len(self.rest) :])
+
+    def _stop(self, before: int) -> Reason | None:
+        gap, request = self._gap, self.request
+        new_line = gap.find(b"\n", before)
+        if new_line >= 0 and request.max_lines == 1:
+            return self._cut(new_line)
+        lines = gap.split(b"\n")
+        start = gap.rfind(b"\n") + 1
+        last = lines[-1]
+        if len(lines) > 1 and last.strip():
+            if request.min_indent is not None and _columns(last) < request.min_indent:
+                return self._cut(start)
+            if sum(1 for line in lines if line.strip()) > request.max_lines:
+                return self._cut(start, "limit")
+        if new_line >= 0:
+            finished = gap[:new_line].rsplit(b"\n", 1)[-1]
+            whole = finished if len(finished) < new_line else request.head.encode() + finished
+            if self._repeats_suffix(whole):
+                return self._cut(new_line - len(finished))
+        return "limit" if self.tokens >= request.max_tokens else None
+
+    def _cut(self, at: int, reason: Reason = "end") -> Reason:
+        self._limit = len(self._gap[:at].rstrip(b"\n"))
+        return reason
+
+    def _repeats_suffix(self, line: bytes) -> bool:
+        """Whether a finished line is the suffix's next line: the gap is over before it."""
+        following = self.request.suffix.lstrip("\n").split("\n", 1)[0].strip().encode()
+        return len(following) > 3 and line.strip() == following
+
+
+_WORD = bytes(c for c in range(256) if chr(c).isalnum() or c == ord("_") or c >= 0x80)
+
+
+def _columns(line: bytes) -> int:
+    columns = 0
+    for byte in line:
+        if byte == ord(" "):
+            columns += 1
+        elif byte == ord("\t"):
+            columns += TAB - columns % TAB
+        else:
+            break
+    return columns

@@ -1,0 +1,72 @@
+"""Which models there are, and how each is loaded. The only place that knows them by name."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from infill_engine.config import EngineConfig
+from infill_engine.core import ModelError
+from infill_engine.engine import Engine
+
+#: Told what is going on in one line, and how far it is (0..1) where that is known.
+Report = Callable[[str, float | None], None]
+
+
+def load(config: EngineConfig, report: Report) -> Engine:
+    """Loads `config.model`, fetching it first where it is missing. Takes seconds, or minutes on the first start.
+
+    Raises `ModelError` with one line that says what to do.
+    """
+    name, _, argument = config.model.partition(":")
+    torch.set_num_threads(config.threads or physical_cores())
+    if name == "embedded" and not argument:
+        return _embedded(config, report)
+    if name == "fake" and argument:
+        return _fake(config, Path(argument))
+    raise ModelError(f'there is no model {config.model!r}: set `infill.model` to "embedded"')
+
+
+def physical_cores() -> int:
+    """Cores that this process may use, hyper-threads not counted: a second thread on a core slows matrix products."""
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    siblings = set()
+    for cpu in usable:
+        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        siblings.add(topology.read_text().strip() if topology.exists() else str(cpu))
+    return max(1, len(siblings))
+
+
+def _embedded(config: EngineConfig, report: Report) -> Engine:
+    from infill_engine import smollm
+    from infill_engine.fetch import FetchError, ensure_weights
+
+    device = config.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        path = ensure_weights(report)
+    except FetchError as error:
+        raise ModelError(str(error)) from None
+    report("reading the weights", None)
+    weights, codec = smollm.read_gguf(path)
+    dtype = smollm.serving_dtype(config.dtype, device)
+    denoiser = smollm.SmolDenoiser(weights, dtype, device)
+    return Engine(config.model, denoiser, codec, config, device=device, dtype=dtype)
+
+
+def _fake(config: EngineConfig, path: Path) -> Engine:
+    from infill_engine.fake import FakeDenoiser
+    from infill_engine.tokenizer import ByteCodec
+
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        step_s = float(table.pop("step_s", 0.0))
+        denoiser = FakeDenoiser({str(key): str(text) for key, text in table.items()}, step_s=step_s)
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelError(f"cannot read the fake model's table {path}: {error}") from None
+    return Engine(config.model, denoiser, ByteCodec(), config, dtype="bytes")

@@ -1,0 +1,153 @@
+"""Tokenising by line, and healing the boundary at the gap.
+
+A document is a list of *segments*, each a run of newlines and the line that follows it (`"\\n\\n    return x"`),
+tokenised on its own. So an edit touches the tokens of its own line only, and everything above stays cached. Knows no
+model, only a vocabulary of byte strings.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+_SEGMENT = re.compile(r"\n+[^\n]*|[^\n]+")
+
+#: A pre-token longer than this many bytes is not taken back into the gap whole: a pass a token to write a long literal
+#: again would cost more than a perfect boundary is worth.
+MAX_HEALED_BYTES = 24
+
+
+class Codec(Protocol):
+    """What is wanted of a vocabulary."""
+
+    @property
+    def tokens(self) -> Sequence[bytes]:
+        """The bytes of each id; empty for special ids, which never stand in text."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text; a special token's name in it is plain text."""
+
+    def last_piece(self, text: str) -> str:
+        """The end of `text` whose tokens may change when more text follows; "" where none do."""
+
+
+class Healed(NamedTuple):
+    """The text before the gap, cut where any continuation would also have been cut."""
+
+    #: Ids of the text before the boundary.
+    tokens: list[int]
+    #: The bytes from the boundary to the cursor, which the gap's first tokens have to write again.
+    rest: bytes
+
+
+class LineTokenizer:
+    """A `Codec` applied by line, with caches by text."""
+
+    def __init__(self, codec: Codec, cached_segments: int = 65536) -> None:
+        self.codec = codec
+        self.encode_segment = lru_cache(cached_segments)(lambda text: tuple(codec.encode(text)))
+        self._sorted = sorted((b, i) for i, b in enumerate(codec.tokens) if b)
+        self._keys = [b for b, _ in self._sorted]
+        self._ids = dict(reversed(self._sorted))
+
+    @staticmethod
+    def segments(text: str) -> list[str]:
+        """Splits LF text into segments whose concatenation is the text; trailing newlines are a segment too."""
+        return _SEGMENT.findall(text)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, segment by segment."""
+        return [token for segment in self.segments(text) for token in self.encode_segment(segment)]
+
+    def heal(self, segment: str) -> Healed:
+        """Tokenises the segment before the gap up to the last boundary that holds whatever follows.
+
+        Measured on SmolLM2-135M: a completion's first token costs 1.2 to 2.1 nats at such boundaries and 8.0 where the
+        text before the cursor is tokenised as it stands, because trailing space or half a word is no token that
+        training text would have there.
+        """
+        piece = self.codec.last_piece(segment)
+        if len(piece.encode(errors="replace")) <= MAX_HEALED_BYTES:
+            return Healed(list(self.encode_segment(segment[: len(segment) - len(piece)])), piece.encode())
+        tokens, rest = list(self.encode_segment(segment)), b""
+        while tokens and len(rest) + len(self.codec.tokens[tokens[-1]]) <= MAX_HEALED_BYTES:
+            rest = self.codec.tokens[tokens.pop()] + rest
+        return Healed(tokens, rest)
+
+    def allowed(self, rest: bytes) -> Tensor:
+        """bool [V]: the ids that may come next while `rest` has still to be written: those that begin with it, and
+        those that it begins with."""
+        mask = torch.zeros(len(self.codec.tokens), dtype=torch.bool)
+        at = bisect_left(self._keys, rest)
+        while at < len(self._keys) and self._keys[at].startswith(rest):
+            mask[self._sorted[at][1]] = True
+            at += 1
+        for end in range(1, len(rest)):
+            token = self._ids.get(rest[:end])
+            if token is not None:
+                mask[token] = True
+        return mask
+
+    def text(self, tokens: Sequence[int]) -> bytes:
+        """The bytes of ids; may end within a character."""
+        return b"".join(self.codec.tokens[token] for token in tokens)
+
+
+class ByteCodec:
+    """One id a byte, then the special ids; for tests and the fake model."""
+
+    def __init__(self, specials: int = 3) -> None:
+        self.tokens: list[bytes] = [bytes([i]) for i in range(256)] + [b""] * specials
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def last_piece(self, text: str) -> str:
+        return ""
+
+
+class BpeCodec:
+    """Byte-level BPE in the GPT-2 form with digits split one by one, as SmolLM2 uses it.
+
+    vocab: the printable form of each id, merges: pairs in order; specials: ids below this are control tokens. They are
+    not declared as special to the tokenizer, so their names in a user's file are plain text.
+    """
+
+    def __init__(self, vocab: Sequence[str], merges: Sequence[tuple[str, str]], specials: int) -> None:
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+        self._split = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+            ]
+        )
+        self._tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(vocab)}, list(merges)))
+        self._tokenizer.pre_tokenizer = self._split
+        self._tokenizer.decoder = decoders.ByteLevel()
+        byte_of = _byte_of_char()
+        self.tokens = [b"" if i < specials else bytes(byte_of[c] for c in piece) for i, piece in enumerate(vocab)]
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text).ids
+        return ids
+
+    def last_piece(self, text: str) -> str:
+        pieces = self._split.pre_tokenize_str(text)
+        if not pieces or text[-1].isnumeric():  # digits stand alone whatever follows
+            return ""
+        return text[pieces[-1][1][0] :]
+
+
+def _byte_of_char() -> dict[str, int]:
+    """The printable characters by which byte-level BPE vocabularies write bytes (GPT-2's table): printable Latin-1
+    characters stand for themselves, the other bytes for the characters from U+0100 on, in order."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
+    others = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
