@@ -1,0 +1,220 @@
+"""Turns a candidate's text into an edit that belongs at the cursor, or into nothing.
+
+Every step is a function of text. Brackets and quotes are counted in the lines around the cursor only, up to a
+blank line, and a count alone decides nothing: text is taken away where that leaves no more of them unmatched.
+So what was unbalanced before, or is misread (an apostrophe in a comment), weighs the same on both sides.
+
+It does not know LSP, nor how sure the model was of its text.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import takewhile
+
+from infill_engine.protocol import Candidate
+
+from infill_lsp.core import Edit, Gap, Snapshot
+from infill_lsp.extraction import MAX_LINE, indentation
+
+#: Lines read above and below the cursor line.
+NEIGHBOURS = 16
+
+#: What no document gains by: control characters but tab and newline, line ends foreign to LSP, marks that
+#: make text read in another order than it runs, halves of surrogate pairs, the sign of a broken character.
+_FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffd]")
+#: Closers and punctuation alone are what an editor or the next key gives; a pair of quotes is a value.
+_NOISE = re.compile(r"""(?:(?!""|'')[\s)\]}>,;:'"`])*""")
+#: What may stand after the cursor without being code of its own.
+_CLOSING = frozenset(")]}'\"`:;, \t")
+
+_OPENERS = {")": "(", "]": "[", "}": "{"}
+#: Strings, so that their brackets do not count, and brackets.
+_TOKENS = re.compile(
+    r"""
+      (?P<long>\"{3}|'{3}) (?: \\. | (?!(?P=long)). )* (?P<long_end>(?P=long))?
+    | (?P<short>["']) (?: \\. | (?!(?P=short))[^\\\n] )* (?P<short_end>(?P=short))?
+    | [()\[\]{}]
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def edit(snapshot: Snapshot, gap: Gap, candidate: Candidate) -> Edit | None:
+    """The edit that inserts what of the candidate belongs at the cursor, None where nothing worth it does."""
+    if _FORBIDDEN.search(candidate.text):
+        return None
+    place = _Place.of(snapshot)
+    text = _to_best_end(candidate, gap)
+    text = _within_limits(text, gap)
+    text = _without_doubled_indentation(text, place)
+    text = _without_tail(text, place)
+    text = _without_following_lines(text, place)
+    text = _to_closed_brackets(text, place)
+    replaced = _replaced_tail(text, place)
+    if not replaced:
+        text = _to_stray_closer(text, place)
+    text = _without_trailing_space(text, place)
+    if _NOISE.fullmatch(text) or _is_glued(text, place):
+        return None
+    end = snapshot.column + len(replaced)
+    return Edit(snapshot.row, snapshot.column, end, text.replace("\n", snapshot.eol))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The cursor line and its neighbours, nearest first."""
+
+    head: str
+    tail: str
+    above: tuple[str, ...]
+    below: tuple[str, ...]
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> _Place:
+        row = snapshot.row
+        return cls(
+            head=snapshot.head,
+            tail=snapshot.tail,
+            above=snapshot.lines[max(0, row - NEIGHBOURS) : row][::-1],
+            below=snapshot.lines[row + 1 : row + 1 + NEIGHBOURS],
+        )
+
+    @property
+    def before(self) -> str:
+        """The paragraph's text before the cursor."""
+        return "\n".join([*reversed(list(takewhile(_is_code, self.above))), self.head])
+
+    def unmatched(self, text: str, tail: str | None = None) -> int:
+        """Brackets and quotes of the paragraph without a partner, with `text` at the cursor before `tail`."""
+        after = [self.tail if tail is None else tail, *takewhile(_is_code, self.below)]
+        return _unmatched(self.before + text + "\n".join(after))
+
+
+def _to_best_end(candidate: Candidate, gap: Gap) -> str:
+    """Up to the end after which the suffix is likeliest, the last one if none is scored, or all of it.
+
+    A gap of one line ends with that line.
+    """
+    text = candidate.text
+    if gap.max_lines == 1:
+        return text.partition("\n")[0]
+    scored = [(end.suffix_logprob, end.offset) for end in candidate.ends if end.suffix_logprob is not None]
+    if scored:
+        return text[: max(scored)[1]]
+    return text[: candidate.ends[-1].offset] if candidate.ends else text
+
+
+def _within_limits(text: str, gap: Gap) -> str:
+    """The lines before the first that is indented too little to be the gap's, `gap.max_lines` at most."""
+    first, *later = text.split("\n")[: gap.max_lines]
+    least = gap.min_indent or 0
+    return "\n".join([first, *takewhile(lambda line: not line.strip() or indentation(line) >= least, later)])
+
+
+def _without_doubled_indentation(text: str, place: _Place) -> str:
+    """Without the head's indentation where the candidate repeats it; a head that is not yet a level stays."""
+    if not place.head.isspace() or not text.startswith(place.head):
+        return text
+    column = len(place.head.expandtabs(8))
+    levels = [indentation(line) for line in (*place.above, *place.below) if line.strip()]
+    nearest = next((indentation(line) for line in place.above if line.strip()), 0)
+    return text.removeprefix(place.head) if column > nearest or column in levels else text
+
+
+def _without_tail(text: str, place: _Place) -> str:
+    """Without its end where that is the tail's beginning."""
+    tail = place.tail.rstrip()
+    for size in range(min(len(text), len(tail)), 0, -1):
+        kept, overlap = text[:-size], text[-size:]
+        in_word = _is_word(kept[-1:]) and _is_word(overlap[0])
+        if tail.startswith(overlap) and not in_word and place.unmatched(kept) <= place.unmatched(text):
+            return kept
+    return text
+
+
+def _without_following_lines(text: str, place: _Place) -> str:
+    """Without its last lines where they are the next lines of the document, indentation ignored.
+
+    They stay where they close what the text opens: with a bracket, or as the only line of a body.
+    """
+    lines = (place.head + text + place.tail).split("\n")
+    rows = [row for row, line in enumerate(lines) if line.strip()]
+    following = [line.strip() for line in place.below if line.strip()]
+    for size in range(min(len(rows), len(following)), 0, -1):
+        if [lines[row].strip() for row in rows[-size:]] != following[:size]:
+            continue
+        kept = "\n".join(lines[: rows[-size]])[len(place.head) :].rstrip()
+        if not kept.endswith(":") and place.unmatched(kept) <= place.unmatched(text):
+            return kept
+    return text
+
+
+def _to_closed_brackets(text: str, place: _Place) -> str:
+    """The lines up to the one that closes all the brackets left open before the cursor."""
+    if not place.unmatched(""):
+        return text
+    for end in (found.start() for found in re.finditer("\n", text)):
+        if not place.unmatched(text[:end]):
+            return text[:end]
+    return text
+
+
+def _replaced_tail(text: str, place: _Place) -> str:
+    """The tail if the text brings all of it again and only then balances: `f(|)` and `a) -> int`; else "".
+
+    Editors draw a replacement only where the replaced characters occur in the new text in order.
+    """
+    tail = place.tail.rstrip()
+    rest = iter(text)
+    if tail and _CLOSING.issuperset(tail) and all(character in rest for character in tail):
+        return tail if place.unmatched(text, tail="") < place.unmatched(text) else ""
+    return ""
+
+
+def _to_stray_closer(text: str, place: _Place) -> str:
+    """The text before a closer that nothing opened, if it brings one; the longest that leaves the fewest."""
+    if not place.unmatched(text):
+        return text
+    before = place.before
+    closers = [
+        token.start() - len(before)
+        for token in _TOKENS.finditer(before + text)
+        if token[0] in _OPENERS and token.start() >= len(before)
+    ]
+    return min([text, *(text[:end] for end in reversed(closers))], key=place.unmatched)
+
+
+def _without_trailing_space(text: str, place: _Place) -> str:
+    """Without space at its end, but before code, which it may be meant to part from the text."""
+    return text.rstrip() if _CLOSING.issuperset(place.tail) else text
+
+
+def _is_glued(text: str, place: _Place) -> bool:
+    """Whether the text's last word would become one with the word after the cursor."""
+    return _is_word(text[-1:]) and _is_word(place.tail[:1])
+
+
+def _unmatched(text: str) -> int:
+    opened: list[str] = []
+    stray = 0
+    for token in _TOKENS.finditer(text):
+        if token["long"] or token["short"]:
+            stray += not (token["long_end"] or token["short_end"])
+        elif token[0] not in _OPENERS:
+            opened.append(token[0])
+        elif opened and opened[-1] == _OPENERS[token[0]]:
+            opened.pop()
+        else:
+            stray += 1
+    return stray + len(opened)
+
+
+def _is_code(line: str) -> bool:
+    """Whether the line belongs to a paragraph whose brackets are counted."""
+    return bool(line.strip()) and len(line) <= MAX_LINE
+
+
+def _is_word(character: str) -> bool:
+    return character.isalnum() or character == "_"
