@@ -78,13 +78,15 @@ def status(model: str) -> Status | None:
 
 def stop(model: str, timeout: float = 10.0) -> bool:
     """Ends the engine of `model` and waits until it is gone; False if none runs. Raises `EngineError`."""
+    path = protocol.socket_path(model)
+    with _lock(path) as engine:
+        pass
     if _ask(model, "POST", "/v1/stop") is None:
         return False
-    path = protocol.socket_path(model)
     give_up = time.monotonic() + timeout
     while True:
         with _lock(path) as holder:
-            if holder is None:
+            if holder != engine:  # Nobody, or already the next engine.
                 return True
         if time.monotonic() > give_up:
             raise EngineError(f"the engine (process {holder}) has not ended within {timeout:.0f} s: kill it")

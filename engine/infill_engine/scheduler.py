@@ -15,6 +15,9 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from msgspec.structs import replace
+
+from infill_engine import protocol
 from infill_engine.fetch import Report
 from infill_engine.protocol import Candidate, Event, Final, Frame, InfillRequest, State
 
@@ -71,6 +74,8 @@ class Job:
     emit: Callable[[Event], None] | None
     steps: Iterator[Event | None] | None = None
     passed_over: int = 0
+    #: Seconds its own steps have taken.
+    worked: float = 0.0
     #: Set from outside: end at the next step boundary with this.
     verdict: Final | None = None
 
@@ -85,6 +90,11 @@ class Job:
     def end(self, verdict: Final) -> None:
         """Asks for the end; the first verdict stands."""
         self.verdict = self.verdict or verdict
+
+    def timed(self, final: Final) -> Final:
+        """`final` with the time since receipt that went to others' steps."""
+        queue_ms = max(0.0, time.monotonic() - self.started - self.worked) * 1000
+        return replace(final, timing=replace(final.timing, queue_ms=queue_ms))
 
 
 class _Closing(BaseException):
@@ -230,19 +240,21 @@ class Scheduler:
         try:
             if job.steps is None:
                 job.steps = engine.infill(job.request, job.started) if job.emit else engine.prime(job.request)
+            began = time.monotonic()
             event = next(job.steps)
+            job.worked += time.monotonic() - began
         except StopIteration:
             if job.emit:
                 log.error("a request ended without an answer")
-                self._finish(job, Final("error", "the engine gave no answer: see its log"))
+                self._finish(job, _failure("no answer"))
             else:
                 self._finish(job, Final("end"))
         except Exception as error:
             _log_failure(error)
-            self._finish(job, Final("error", f"the engine failed ({type(error).__name__}): see its log"))
+            self._finish(job, _failure(type(error).__name__))
         else:
             if isinstance(event, Final):
-                self._finish(job, event)
+                self._finish(job, job.timed(event))
                 self._prime(job.request)
             elif event is not None and job.emit:
                 job.emit(event)
@@ -274,6 +286,10 @@ def _one_line(error: Exception) -> str:
     """What went wrong while loading. Errors raised on purpose (`RuntimeError`, `OSError`) say it all."""
     text = " ".join(str(error).split())
     return text if text and isinstance(error, RuntimeError | OSError) else f"{type(error).__name__}: {text}"
+
+
+def _failure(what: str) -> Final:
+    return Final("error", f"the engine failed ({what}): its log in {protocol.cache_dir()} says where")
 
 
 def _log_failure(error: Exception) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 
 from infill_engine.protocol import Candidate, Final, Frame, InfillRequest
 
-Steps = Iterator[Candidate | Frame | Final | None]
+Steps = Generator[Candidate | Frame | Final | None, None, None]
 
 
 class ScriptedEngine:
@@ -27,9 +28,10 @@ class ScriptedEngine:
 
     def infill(self, request: InfillRequest, started: float) -> Steps:
         try:
-            for event in self.script(request):
-                self.turns.append(("infill", request.document))
-                yield event
+            with closing(self.script(request)) as steps:
+                for event in steps:
+                    self.turns.append(("infill", request.document))
+                    yield event
         finally:
             self.closed.set()
 
@@ -43,9 +45,7 @@ def ask(
     document: str = "d", *, client: str = "c", version: int = 0, deadline_ms: int = 400, head: str = "x = "
 ) -> InfillRequest:
     """A small request."""
-    return InfillRequest(
-        client=client, document=document, version=version, deadline_ms=deadline_ms, head=head
-    )
+    return InfillRequest(client=client, document=document, version=version, deadline_ms=deadline_ms, head=head)
 
 
 def wait_for(condition: Callable[[], bool], timeout: float = 5.0) -> None:

@@ -19,7 +19,8 @@ import httpcore
 import pytest
 import uvicorn
 from infill_engine import cli, process, protocol
-from infill_engine.protocol import Candidate, Event, Final, InfillRequest, Status
+from infill_engine.protocol import Candidate, Event, Final, InfillRequest, Status, Timing
+from msgspec.structs import replace
 from scripted import ask, wait_for
 
 SCRIPT = Path(__file__).with_name("scripted_process.py")
@@ -70,7 +71,11 @@ def post(model: str, body: bytes) -> tuple[int, bytes]:
 def infill(model: str, request: InfillRequest) -> list[Event]:
     status, body = post(model, protocol.encode(request))
     assert status == 200
-    return [protocol.decode_event(line) for line in body.splitlines()]
+    return [untimed(protocol.decode_event(line)) for line in body.splitlines()]
+
+
+def untimed(event: Event) -> Event:
+    return replace(event, timing=Timing()) if isinstance(event, Final) else event
 
 
 class Stream:
@@ -88,7 +93,7 @@ class Stream:
     def event(self) -> Event:
         while not (line := self._file.readline()).startswith(b"{"):
             assert line, "the stream is torn off"
-        return protocol.decode_event(line)
+        return untimed(protocol.decode_event(line))
 
     def close(self) -> None:
         self._file.close()
@@ -111,6 +116,21 @@ def test_requests_are_answered(engines: Engines) -> None:
     status = process.status("instant")
     assert isinstance(status, Status)
     assert (status.pid, status.requests, status.live) == (engine.pid, 1, 0)
+
+
+@pytest.mark.process
+def test_the_real_command_serves_the_model_that_it_is_told(engines: Engines, home: Path) -> None:
+    table = home / "table.json"
+    table.write_text(json.dumps({"x = ": "y + 1"}))
+    model = f"fake:{table}"
+    command = [sys.executable, "-m", "infill_engine", "serve", "--model", model, "--threads", "1"]
+    engines.started.append(subprocess.Popen(command, text=True))
+    wait_for(lambda: state_of(model) == "ready", 30)
+    *candidates, final = infill(model, ask(head="x = ", deadline_ms=5000))
+    assert candidates, final
+    assert isinstance(candidates[-1], Candidate)
+    assert candidates[-1].text == "y + 1"
+    assert final == Final("end")
 
 
 @pytest.mark.process
@@ -147,9 +167,7 @@ def test_what_a_killed_engine_left_is_replaced(engines: Engines) -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("model", ["instant", "loading"])
-def test_a_signal_ends_it_and_removes_the_socket(
-    engines: Engines, model: str, number: signal.Signals
-) -> None:
+def test_a_signal_ends_it_and_removes_the_socket(engines: Engines, model: str, number: signal.Signals) -> None:
     engine = engines.start(model)
     wait_for(lambda: state_of(model) in ("ready", "fetching"), 15)
     engine.send_signal(number)
@@ -245,9 +263,7 @@ def test_bad_bodies_are_refused_and_the_engine_lives_on(engines: Engines) -> Non
 
 
 @pytest.mark.process
-def test_the_command_line_shows_and_stops_an_engine(
-    engines: Engines, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_shows_and_stops_an_engine(engines: Engines, capsys: pytest.CaptureFixture[str]) -> None:
     engine = engines.up("instant")
     assert cli.main(["status", "--model", "instant"]) == 0
     shown = capsys.readouterr().out
@@ -306,18 +322,14 @@ def test_an_engine_of_another_user_is_not_spoken_to(home: Path, monkeypatch: pyt
             assert connection.recv(100) == b""
 
 
-async def test_a_peer_of_another_user_is_hung_up_on_unread(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_peer_of_another_user_is_hung_up_on_unread(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def app(scope: dict[str, object], receive: Callable[..., object], send: object) -> None:
         pytest.fail("a foreign request was read")
 
     monkeypatch.setattr(protocol, "peer_uid", lambda _: os.getuid() + 1)
     path = protocol.socket_path("instant")
     with process._listening(path) as listener:
-        config = uvicorn.Config(
-            app, http=process._OwnPeerProtocol, ws="none", lifespan="off", log_config=None
-        )  # type: ignore[arg-type]
+        config = uvicorn.Config(app, http=process._OwnPeerProtocol, ws="none", lifespan="off", log_config=None)
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server._serve([listener]))
         reader, writer = await asyncio.open_unix_connection(str(path))

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from infill_engine.fetch import Report
-from infill_engine.protocol import Candidate, Event, Final, InfillRequest
-from infill_engine.scheduler import PATIENCE, Engine, Phase, Scheduler
+from infill_engine.protocol import Candidate, Event, Final, InfillRequest, Timing
+from infill_engine.scheduler import MAX_PRIMES, PATIENCE, Engine, Phase, Scheduler
+from msgspec.structs import replace
 from scripted import ScriptedEngine, Steps, ask, wait_for
 
 Start = Callable[..., Scheduler]
@@ -42,8 +43,15 @@ class Listener:
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.job = scheduler.submit(request, self.events.put, time.monotonic())
 
+        self.timing = Timing()
+
     def next(self) -> Event:
-        return self.events.get(timeout=5)
+        """The next event; a final one without its timing, which is kept apart."""
+        event = self.events.get(timeout=5)
+        if isinstance(event, Final):
+            self.timing = event.timing
+            event = replace(event, timing=Timing())
+        return event
 
     def final(self) -> Final:
         while not isinstance(event := self.next(), Final):
@@ -102,6 +110,20 @@ def test_the_earliest_deadline_goes_first_but_nobody_starves(start: Start) -> No
     assert turns[: PATIENCE + 1] == ["soon"] * PATIENCE + ["late"]
     both = turns[: 21 + 21 // PATIENCE]
     assert both.count("late") == len(both) // (PATIENCE + 1)
+
+
+def test_waiting_for_others_is_told_apart_from_working(start: Start) -> None:
+    held = Held()
+    scheduler = start(ScriptedEngine(held))
+    first = Listener(scheduler, ask("held"))
+    assert held.entered.wait(5)
+    second = Listener(scheduler, ask("second"))
+    time.sleep(0.1)
+    held.release.set()
+    first.final()
+    second.final()
+    assert first.timing.queue_ms < 50
+    assert second.timing.queue_ms >= 100
 
 
 def test_a_newer_request_of_the_document_supersedes_the_older(start: Start) -> None:
@@ -203,7 +225,7 @@ def test_a_prime_is_dropped_for_a_newer_request_of_its_document(start: Start) ->
     Listener(scheduler, ask("a")).final()
     assert entered.wait(5)
     again = Listener(scheduler, ask("a"))
-    engine.prime = lambda request: iter(())  # type: ignore[method-assign,assignment]
+    engine.prime = lambda request: iter(())  # type: ignore[method-assign]
     release.set()
     again.final()
     wait_for(lambda: scheduler.idle_s() > 0)
@@ -233,7 +255,8 @@ def test_a_failing_request_ends_alone_and_its_text_stays_out_of_the_log(
     scheduler = start(ScriptedEngine(script))
     with caplog.at_level(logging.INFO):
         bad = Listener(scheduler, ask("bad", head="password = hunter2")).final()
-    assert bad == Final("error", "the engine failed (KeyError): see its log")
+    assert bad.reason == "error"
+    assert bad.message.startswith("the engine failed (KeyError): its log in ")
     assert "KeyError" in caplog.text
     assert "in script" in caplog.text
     assert "hunter2" not in caplog.text
@@ -245,6 +268,49 @@ def test_a_request_without_a_final_is_an_error(start: Start) -> None:
         yield Candidate("x")
 
     assert Listener(start(ScriptedEngine(script)), ask()).final().reason == "error"
+
+
+def test_a_generator_that_fails_while_it_is_closed_ends_all_the_same(start: Start) -> None:
+    def script(request: InfillRequest) -> Steps:
+        try:
+            yield from endless(request)
+        finally:
+            raise ValueError
+
+    scheduler = start(ScriptedEngine(script))
+    listener = Listener(scheduler, ask())
+    listener.next()
+    scheduler.cancel(listener.job)
+    assert listener.final() == Final("cancelled")
+    assert scheduler.live == 0
+
+
+def test_a_failing_prime_is_nobodys_fault(start: Start) -> None:
+    def prime(request: InfillRequest) -> Iterator[None]:
+        raise ValueError
+        yield
+
+    engine = ScriptedEngine(two_steps)
+    engine.prime = prime  # type: ignore[method-assign]
+    scheduler = start(engine)
+    for _ in range(2):
+        assert Listener(scheduler, ask()).final() == Final("end")
+        wait_for(lambda: scheduler.idle_s() > 0)
+
+
+def test_of_many_documents_only_the_newest_are_primed(start: Start) -> None:
+    held = Held()
+    engine = ScriptedEngine(held)
+    scheduler = start(engine)
+    Listener(scheduler, ask("held", deadline_ms=1))
+    assert held.entered.wait(5)
+    others = [Listener(scheduler, ask(f"{n:02}", deadline_ms=60_000)) for n in range(2 * MAX_PRIMES)]
+    held.release.set()
+    for other in others:
+        other.final()
+    wait_for(lambda: scheduler.idle_s() > 0)
+    assert len({document for kind, document in engine.turns if kind == "prime"}) == MAX_PRIMES
+    assert ("prime", "held") not in engine.turns
 
 
 def test_before_the_model_is_ready_requests_are_answered_at_once() -> None:
