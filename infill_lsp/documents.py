@@ -32,7 +32,7 @@ GRAMMARS = {
 #: CPU seconds a parse may take: the first one of a document, and the one after a key stroke. A key stroke in
 #: 5,000 lines of Python takes 1 to 3 ms, but 260 ms while a brace opened at the top changes all below it.
 FIRST_PARSE_S = 0.25
-PARSE_S = 0.004
+PARSE_S = 0.006
 
 _LINE_END = re.compile(r"(\r\n|\n|\r)")
 #: Bytes handed to the parser at a time.
@@ -61,9 +61,7 @@ class Document:
         """The client's text, line ends included."""
         return "".join(line + end for line, end in zip(self._lines, self._ends, strict=True))
 
-    def change(
-        self, changes: Sequence[types.TextDocumentContentChangeEvent], version: int, encoding: str
-    ) -> None:
+    def change(self, changes: Sequence[types.TextDocumentContentChangeEvent], version: int, encoding: str) -> None:
         """Applies a `textDocument/didChange` in order; a position outside the text is its nearest place."""
         for change in changes:
             if isinstance(change, types.TextDocumentContentChangePartial):
@@ -89,9 +87,7 @@ class Document:
         )
 
     def _replace(self, span: types.Range, text: str, encoding: str) -> None:
-        (first, start), (last, end) = sorted(
-            _place(self._lines, at, encoding) for at in (span.start, span.end)
-        )
+        (first, start), (last, end) = sorted(_place(self._lines, at, encoding) for at in (span.start, span.end))
         text = self._lines[first][:start] + text + self._lines[last][end:] + self._ends[last]
         if first > 0 and self._ends[first - 1] == "\r":
             # A "\n" that comes to stand behind a lone "\r" becomes one line end with it.

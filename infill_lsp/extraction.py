@@ -273,9 +273,7 @@ def _documented_row(snapshot: Snapshot, last: _Token) -> int | None:
             if statement is None or statement.type != "expression_statement":
                 return None
             value = statement.named_child(0)
-            documented = (
-                definition.type in syntax.definitions and value is not None and value.type == "string"
-            )
+            documented = definition.type in syntax.definitions and value is not None and value.type == "string"
             return definition.start_point.row if documented else None
     return None
 

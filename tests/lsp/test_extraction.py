@@ -145,9 +145,7 @@ def test_a_language_without_a_grammar_goes_by_brackets_and_indentation(
 
 def test_without_a_tree_python_goes_by_its_words() -> None:
     snapshot = at("def f():\n    |\n")
-    blind = Snapshot(
-        snapshot.uri, 1, "python", snapshot.lines, snapshot.eol, snapshot.row, snapshot.column, tree=None
-    )
+    blind = Snapshot(snapshot.uri, 1, "python", snapshot.lines, snapshot.eol, snapshot.row, snapshot.column, tree=None)
     assert gap_of(blind) == gap_of(snapshot)
 
 
@@ -155,9 +153,7 @@ def test_without_a_tree_python_goes_by_its_words() -> None:
 @given(
     before=st.text(st.sampled_from("ab _:([{)]}'\"#\\\n\t é😀\u2028\f=,@") | st.sampled_from("\n ")),
     after=st.text(st.sampled_from("ab _:([{)]}'\"#\\\n\t é😀\u2028\f=,@") | st.sampled_from("\n ")),
-    words=st.lists(
-        st.sampled_from(["def f():\n", "    ", "class A:\n", '"""', "return x\n", "if x:", "else:\n"])
-    ),
+    words=st.lists(st.sampled_from(["def f():\n", "    ", "class A:\n", '"""', "return x\n", "if x:", "else:\n"])),
     eol=st.sampled_from(["\n", "\r\n", "\r"]),
 )
 def test_the_gap_and_what_surrounds_it_is_the_document(
@@ -220,9 +216,7 @@ def test_long_lines_and_big_documents_are_left_alone(trigger: Trigger) -> None:
     long = "x = [" + "1," * (MAX_LINE // 2)
     assert "line is longer" in silence_of(at(long + "|"), trigger)
     assert gap_of(at(long + "\n|"), trigger).kind == "lines"
-    assert "document is longer" in silence_of(
-        at("x = 1\n" * (MAX_CHARACTERS // 6 + 1) + "|", "text"), trigger
-    )
+    assert "document is longer" in silence_of(at("x = 1\n" * (MAX_CHARACTERS // 6 + 1) + "|", "text"), trigger)
 
 
 @pytest.mark.parametrize(
@@ -240,9 +234,7 @@ def test_documents_that_people_write_are_served(uri: str) -> None:
     assert gap_of(at("x = |", uri=uri)).kind == "rest"
 
 
-@pytest.mark.parametrize(
-    "scheme", ["git", "output", "vscode-scm", "vscode-chat-code-block", "https", "search-editor"]
-)
+@pytest.mark.parametrize("scheme", ["git", "output", "vscode-scm", "vscode-chat-code-block", "https", "search-editor"])
 def test_documents_that_people_only_read_are_not(scheme: str) -> None:
     assert f"scheme {scheme} " in silence_of(at("x = |", uri=f"{scheme}:/project/a.py"))
     assert silence_of(at("x = |", uri="no-scheme"))
@@ -285,8 +277,6 @@ def test_names_of_secret_files(name: str, secret: bool) -> None:
     assert is_secret(name) is secret
 
 
-@pytest.mark.parametrize(
-    ("line", "column"), [("", 0), ("x", 0), ("    x", 4), ("\tx", 8), ("  \tx", 8), ("\t  x", 10)]
-)
+@pytest.mark.parametrize(("line", "column"), [("", 0), ("x", 0), ("    x", 4), ("\tx", 8), ("  \tx", 8), ("\t  x", 10)])
 def test_indentation_counts_a_tab_to_the_next_eighth_column(line: str, column: int) -> None:
     assert indentation(line) == column
