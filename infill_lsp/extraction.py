@@ -164,6 +164,11 @@ def indentation(line: str) -> int:
     return len(line[: _start(line)].expandtabs(8))
 
 
+def is_word(character: str) -> bool:
+    """Whether the character (or "") is a part of names and words."""
+    return character.isalnum() or character == "_"
+
+
 def _silence(snapshot: Snapshot, trigger: Trigger) -> str | None:
     scheme, _, path = snapshot.uri.partition(":")
     name = unquote(path.partition("#")[0].partition("?")[0]).rpartition("/")[2]
@@ -175,7 +180,7 @@ def _silence(snapshot: Snapshot, trigger: Trigger) -> str | None:
         return f"the line is longer than {MAX_LINE:,} characters"
     if sum(map(len, snapshot.lines)) + len(snapshot.lines) > MAX_CHARACTERS:
         return f"the document is longer than {MAX_CHARACTERS:,} characters"
-    if trigger == "automatic" and _is_word(snapshot.head[-1:]) and _is_word(snapshot.tail[:1]):
+    if trigger == "automatic" and is_word(snapshot.head[-1:]) and is_word(snapshot.tail[:1]):
         return "the cursor is in the middle of a word"
     return None
 
@@ -344,10 +349,6 @@ def _utf8(text: str) -> bytes:
 def _whole(text: str) -> str:
     """The text with U+FFFD for each half of a surrogate pair, which UTF-8 cannot carry to a model."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-
-
-def _is_word(character: str) -> bool:
-    return character.isalnum() or character == "_"
 
 
 def _syntax(snapshot: Snapshot) -> _Syntax:

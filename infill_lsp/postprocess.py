@@ -10,13 +10,14 @@ It does not know LSP, nor how sure the model was of its text.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 
 from infill_engine.protocol import Candidate
 
 from infill_lsp.core import Edit, Gap, Snapshot
-from infill_lsp.extraction import MAX_LINE, indentation
+from infill_lsp.extraction import MAX_LINE, indentation, is_word
 
 #: Lines read above and below the cursor line.
 NEIGHBOURS = 16
@@ -128,7 +129,7 @@ def _without_tail(text: str, place: _Place) -> str:
     tail = place.tail.rstrip()
     for size in range(min(len(text), len(tail)), 0, -1):
         kept, overlap = text[:-size], text[-size:]
-        in_word = _is_word(kept[-1:]) and _is_word(overlap[0])
+        in_word = is_word(kept[-1:]) and is_word(overlap[0])
         if tail.startswith(overlap) and not in_word and place.unmatched(kept) <= place.unmatched(text):
             return kept
     return text
@@ -174,16 +175,16 @@ def _replaced_tail(text: str, place: _Place) -> str:
 
 
 def _to_stray_closer(text: str, place: _Place) -> str:
-    """The text before a closer that nothing opened, if it brings one; the longest that leaves the fewest."""
+    """The text before a closer whose opener it does not hold; the longest that leaves the fewest unmatched."""
     if not place.unmatched(text):
         return text
-    before = place.before
-    closers = [
-        token.start() - len(before)
-        for token in _TOKENS.finditer(before + text)
-        if token[0] in _OPENERS and token.start() >= len(before)
+    start = len(place.before)
+    ends = [
+        closer - start
+        for opener, closer in _pairs(place.before + text)
+        if closer is not None and closer >= start and (opener is None or opener < start)
     ]
-    return min([text, *(text[:end] for end in reversed(closers))], key=place.unmatched)
+    return min([text, *(text[:end] for end in sorted(ends, reverse=True))], key=place.unmatched)
 
 
 def _without_trailing_space(text: str, place: _Place) -> str:
@@ -193,28 +194,29 @@ def _without_trailing_space(text: str, place: _Place) -> str:
 
 def _is_glued(text: str, place: _Place) -> bool:
     """Whether the text's last word would become one with the word after the cursor."""
-    return _is_word(text[-1:]) and _is_word(place.tail[:1])
+    return is_word(text[-1:]) and is_word(place.tail[:1])
 
 
 def _unmatched(text: str) -> int:
-    opened: list[str] = []
-    stray = 0
+    return sum(None in pair for pair in _pairs(text))
+
+
+def _pairs(text: str) -> Iterator[tuple[int | None, int | None]]:
+    """Offsets of each opener and its closer, None for the one that is missing; a string that ends is no pair."""
+    opened: list[tuple[str, int]] = []
     for token in _TOKENS.finditer(text):
         if token["long"] or token["short"]:
-            stray += not (token["long_end"] or token["short_end"])
+            if not (token["long_end"] or token["short_end"]):
+                yield token.start(), None
         elif token[0] not in _OPENERS:
-            opened.append(token[0])
-        elif opened and opened[-1] == _OPENERS[token[0]]:
-            opened.pop()
+            opened.append((token[0], token.start()))
+        elif opened and opened[-1][0] == _OPENERS[token[0]]:
+            yield opened.pop()[1], token.start()
         else:
-            stray += 1
-    return stray + len(opened)
+            yield None, token.start()
+    yield from ((offset, None) for _, offset in opened)
 
 
 def _is_code(line: str) -> bool:
     """Whether the line belongs to a paragraph whose brackets are counted."""
     return bool(line.strip()) and len(line) <= MAX_LINE
-
-
-def _is_word(character: str) -> bool:
-    return character.isalnum() or character == "_"

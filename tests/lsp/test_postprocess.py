@@ -96,6 +96,8 @@ def test_closers_are_replaced_only_where_the_text_goes_on_behind_them(
         ("x = '(' + |", "a)", "x = '(' + a"),
         ("x = f(|", "a)", "x = f(a)"),
         ("x = f(|", "a) + b)", "x = f(a) + b"),
+        # Closers left over below do not make the text's own pair a stray one.
+        ("|\n    a, b))\n", "x = f(a)", "x = f(a)\n    a, b))\n"),
         ("x = f(\n    a,\n    |", "b)", "x = f(\n    a,\n    b)"),
         ("x = f(\n    a,\n    |\n)", "b)", "x = f(\n    a,\n    b\n)"),
         ("# don't\nx = |", "f(a)", "# don't\nx = f(a)"),
