@@ -64,8 +64,8 @@ class ContextCache:
             if start is not None and sum(map(len, lines[start:])) <= budget:
                 return tuple(lines[start:])
         size = sum(map(len, lines))
-        cold = max(128, int(self.rate * seconds))
-        limit = min(budget if size <= budget else budget * 3 // 4, cold)
+        cold = max(128.0, self.rate * seconds)
+        limit = min(float(budget if size <= budget else budget * 3 // 4), cold)
         start = len(lines)
         while start > 0 and limit >= len(lines[start - 1]):
             start -= 1
@@ -97,7 +97,6 @@ class ContextCache:
         if end < len(tokens) - most:
             # Prefer the start of the cursor line, which stays while the line is typed.
             end = min(max(len(tokens) - len(head), len(tokens) - most), len(tokens) - least)
-        end = max(end, 1)
         if entry.kv is not None:
             entry.kv.truncate(min(kept, end))
         usage.reused += min(kept, end)
@@ -122,7 +121,9 @@ class ContextCache:
         return entry
 
     def _extend(self, entry: _Entry, usage: Usage) -> Generator[None, None, ContextKV]:
-        while (done := entry.kv.length if entry.kv is not None else 0) < len(entry.tokens):
+        if entry.kv is None:
+            entry.kv = self._denoiser.encode((), None)
+        while (done := entry.kv.length) < len(entry.tokens):
             chunk = entry.tokens[done : done + self._chunk]
             began = time.perf_counter()
             entry.kv = self._denoiser.encode(chunk, entry.kv)
@@ -133,7 +134,6 @@ class ContextCache:
         while self.nbytes > self._max_bytes and len(self._entries) > 1:
             _, oldest = self._entries.popitem(last=False)
             assert oldest is not entry, "the entry in use is the youngest"
-        assert entry.kv is not None
         return entry.kv
 
 

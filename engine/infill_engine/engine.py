@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar, cast
 
@@ -93,7 +93,7 @@ class Engine:
         return self._cache.nbytes
 
     @torch.inference_mode()
-    def infill(self, request: InfillRequest, started: float) -> Iterator[Event | None]:
+    def infill(self, request: InfillRequest, started: float) -> Generator[Event | None, None, None]:
         """Fills one gap. Each step is one encoding chunk or one denoise step, and yields an event or None; the last
         event is a `Final`. `started` is `time.monotonic()` at the request's receipt, from which the deadline counts."""
         lines, healed = self._split(request)
@@ -113,7 +113,7 @@ class Engine:
         yield run.final(reason)
 
     @torch.inference_mode()
-    def prime(self, request: InfillRequest) -> Iterator[None]:
+    def prime(self, request: InfillRequest) -> Generator[None, None, None]:
         """Encodes the whole window for a request's place, so that the next ones there find it. It is kept apart until
         it is complete: a request that comes meanwhile goes on with what was there."""
         lines, healed = self._split(request)

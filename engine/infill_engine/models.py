@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -12,9 +11,8 @@ import torch
 from infill_engine.config import EngineConfig
 from infill_engine.core import ModelError
 from infill_engine.engine import Engine
-
-#: Told what is going on in one line, and how far it is (0..1) where that is known.
-Report = Callable[[str, float | None], None]
+from infill_engine.fetch import FetchError, Report, ensure_weights
+from infill_engine.protocol import cache_dir
 
 
 def load(config: EngineConfig, report: Report) -> Engine:
@@ -42,8 +40,7 @@ def physical_cores() -> int:
 
 
 def _embedded(config: EngineConfig, report: Report) -> Engine:
-    from infill_engine import smollm
-    from infill_engine.fetch import FetchError, ensure_weights
+    from infill_engine import smollm, weights
 
     device = config.device
     if device == "auto":
@@ -53,9 +50,9 @@ def _embedded(config: EngineConfig, report: Report) -> Engine:
     except FetchError as error:
         raise ModelError(str(error)) from None
     report("reading the weights", None)
-    weights, codec = smollm.read_gguf(path)
+    tensors, codec = weights.load(path, cache_dir() / "prepared" / f"{path.stem}.safetensors")
     dtype = smollm.serving_dtype(config.dtype, device)
-    denoiser = smollm.SmolDenoiser(weights, dtype, device)
+    denoiser = smollm.SmolDenoiser(tensors, dtype, device)
     return Engine(config.model, denoiser, codec, config, device=device, dtype=dtype)
 
 

@@ -1,7 +1,7 @@
 """The embedded model: SmolLM2-135M run as a denoiser.
 
 A Llama-like decoder (30 layers, width 576, 9 query and 3 key heads of 64, gated FFN of 1536, RoPE base 100,000, RMSNorm
-1e-5, tied embedding) read from a GGUF file. It knows its weights, its contexts and a canvas; not text, not requests.
+1e-5, tied embedding). It knows its weights, its contexts and a canvas; not text, not requests.
 
 Where a context stands: the prefix stream at positions 0, 1, 2, ...; blocks at the positions before it, so that the last
 token of a block stands at -1. Measured on 300 held-out gaps with these weights, mean nats a token of the true middle:
@@ -14,17 +14,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from infill_kernels import LEFT, CanvasPlan, Context, Head, Rope, canvas_attention, plan, rotate
 from torch import Tensor
 
 from infill_engine.core import Canvas, ContextKV, Contexts, Facts, ModelError, agreement
-from infill_engine.tokenizer import BpeCodec
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +49,8 @@ SPECIALS = 17
 BLOCK_GATE, RIGHT_GATE = 1.0, -1.0
 
 DTYPES = ("fp32", "bf16", "int8")
+
+_MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 
 Linear = Callable[[Tensor], Tensor]
 
@@ -181,14 +180,14 @@ class SmolDenoiser:
     facts = Facts(mask_id=MASK_ID, end_id=END_ID, sink_id=SINK_ID, lookahead=0, left=(4, 20))
 
     def __init__(self, weights: Mapping[str, Tensor], dtype: str, device: str, shape: Shape = SMOLLM2) -> None:
-        """weights: the GGUF's tensors by name, fp32, q and k rows in half-split order; dtype: fp32, bf16 or int8."""
+        """weights: by their GGUF names, any floating type, q and k rows in half-split order; dtype: one of DTYPES."""
         self._shape = shape
         self._device = torch.device(device)
         self._dtype = torch.bfloat16 if dtype == "bf16" else torch.float32
         self._rope = Rope(shape.head_size, shape.rope_base, self._device)
 
         def dense(weight: Tensor) -> Linear:
-            return _Int8Rows(weight) if dtype == "int8" else _Dense(weight.to(self._device, self._dtype))
+            return _Int8Rows(weight.float()) if dtype == "int8" else _Dense(weight.to(self._device, self._dtype))
 
         def norm(name: str) -> Tensor:
             return weights[name].to(self._device, self._dtype)
@@ -206,7 +205,7 @@ class SmolDenoiser:
 
         self._layers = [layer(i) for i in range(shape.layers)]
         self._norm = norm("output_norm.weight")
-        embedding = weights["token_embd.weight"].clone()
+        embedding = weights["token_embd.weight"].to(torch.float32, copy=True)
         # Until END is trained it is the base's own end of text, which the base puts where a file is over.
         embedding[END_ID] = embedding[SINK_ID]
         banned = torch.zeros(shape.vocab, dtype=torch.bool, device=self._device)
@@ -223,6 +222,8 @@ class SmolDenoiser:
     def encode(self, tokens: Sequence[int], kv: ContextKV | None) -> ContextKV:
         own = cast(_KV, kv) if kv is not None else _KV(self._shape, self._dtype, self._device)
         n, done = len(tokens), own.length
+        if n == 0:
+            return own
         chain = torch.arange(n)
         causal = plan(done + chain, chain - 1, torch.full_like(chain, LEFT), n, self._rope, [0], [False])
         self._forward([_Part(list(tokens), own, done, done, [_Placed(own, 0, done, 0.0)], causal)])
@@ -305,37 +306,3 @@ def serving_dtype(wanted: str, device: str) -> str:
     if wanted not in DTYPES or (wanted == "int8" and (device != "cpu" or not _Int8Rows.available())):
         raise ModelError(f"the embedded model cannot be served in {wanted!r} on {device}: use auto, fp32 or bf16")
     return wanted
-
-
-_MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-
-
-def read_gguf(path: Path, shape: Shape = SMOLLM2) -> tuple[dict[str, Tensor], BpeCodec]:
-    """The weights in fp32 by name, and the vocabulary. Raises `ModelError` for a file that is not this model.
-
-    llama.cpp stores the rows of q and k in pairs (0, 1), (2, 3), ... of each head for its rotary layout; they are put
-    back into halves here. A wrong order costs 3 nats a token.
-    """
-    import gguf
-
-    try:
-        reader = gguf.GGUFReader(path)
-        tensors = {
-            t.name: torch.from_numpy(np.array(gguf.dequantize(t.data, t.tensor_type), dtype=np.float32))
-            for t in reader.tensors
-        }
-        vocab = reader.fields["tokenizer.ggml.tokens"].contents()
-        merges = [tuple(merge.split(" ")) for merge in reader.fields["tokenizer.ggml.merges"].contents()]
-        for i in range(shape.layers):
-            for name, heads in (("attn_q", shape.heads), ("attn_k", shape.kv_heads)):
-                key = f"blk.{i}.{name}.weight"
-                pairs = tensors[key].view(heads, shape.head_size // 2, 2, shape.width)
-                tensors[key] = pairs.transpose(1, 2).reshape(heads * shape.head_size, shape.width)
-        codec = BpeCodec(vocab, merges, SPECIALS)
-    except (OSError, ValueError, KeyError, IndexError, RuntimeError) as error:
-        raise ModelError(
-            f"{path} is not the embedded model ({error}): delete it and run `infill-engine fetch`"
-        ) from None
-    if tensors["token_embd.weight"].shape != (shape.vocab, shape.width):
-        raise ModelError(f"{path} holds another model: delete it and run `infill-engine fetch`")
-    return tensors, codec

@@ -1,0 +1,94 @@
+"""The embedded model's file: a GGUF in, tensors and a vocabulary out. Knows the format, not the forward pass.
+
+Reading the GGUF takes several seconds, most of it for a hundred thousand strings one by one. So what was read is kept
+as one prepared safetensors file, which is mapped into memory: 0.2 s instead of 7.7 s, measured in one run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from infill_engine.core import ModelError
+from infill_engine.smollm import SMOLLM2, SPECIALS, Shape
+from infill_engine.tokenizer import BpeCodec
+
+#: Raised when what stands in a prepared file changes.
+_FORMAT = "1"
+
+
+def load(path: Path, prepared: Path) -> tuple[dict[str, Tensor], BpeCodec]:
+    """The weights by name, fp16, and the vocabulary: from `prepared` if it was made from the GGUF at `path`, otherwise
+    from the GGUF, and then `prepared` is written where it can be.
+
+    Raises `ModelError` for a file that is not this model.
+    """
+    info = path.stat()
+    source = f"{_FORMAT} {info.st_size} {info.st_mtime_ns}"
+    # Missing, cut short, or of another version: then it is made again.
+    with contextlib.suppress(OSError, SafetensorError, KeyError, ValueError), safe_open(prepared, "pt") as file:
+        facts = file.metadata()
+        if facts["source"] == source:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            return tensors, BpeCodec(json.loads(facts["vocab"]), _pairs(json.loads(facts["merges"])), SPECIALS)
+    tensors, vocab, merges = read_gguf(path)
+    facts = {"source": source, "vocab": json.dumps(vocab), "merges": json.dumps(merges)}
+    with contextlib.suppress(OSError, SafetensorError):  # a full disk or a read-only cache costs seconds a start only
+        _save(tensors, facts, prepared)
+    return tensors, BpeCodec(vocab, _pairs(merges), SPECIALS)
+
+
+def read_gguf(path: Path, shape: Shape = SMOLLM2) -> tuple[dict[str, Tensor], list[str], list[str]]:
+    """The weights by name, the vocabulary, and the merges as "left right".
+
+    fp16 holds the dequantised 4-bit weights to 11 bits. llama.cpp stores the rows of q and k in pairs (0, 1), (2, 3),
+    ... of each head for its rotary layout; they are put back into halves here. A wrong order costs 3 nats a token.
+    Raises `ModelError` for a file that is not this model.
+    """
+    try:
+        reader = gguf.GGUFReader(path)
+        tensors = {
+            t.name: torch.from_numpy(np.array(gguf.dequantize(t.data, t.tensor_type), dtype=np.float16))
+            for t in reader.tensors
+        }
+        for i in range(shape.layers):
+            for name, heads in (("attn_q", shape.heads), ("attn_k", shape.kv_heads)):
+                key = f"blk.{i}.{name}.weight"
+                pairs = tensors[key].view(heads, shape.head_size // 2, 2, shape.width)
+                tensors[key] = pairs.transpose(1, 2).reshape(heads * shape.head_size, shape.width)
+        vocab = reader.fields["tokenizer.ggml.tokens"].contents()
+        merges = reader.fields["tokenizer.ggml.merges"].contents()
+        known = tensors["token_embd.weight"].shape == (shape.vocab, shape.width) and len(vocab) == shape.vocab
+    except (OSError, ValueError, KeyError, IndexError, RuntimeError) as error:
+        raise _wrong(path, f" ({error})") from None
+    if not known:
+        raise _wrong(path, "")
+    return tensors, vocab, merges
+
+
+def _wrong(path: Path, detail: str) -> ModelError:
+    return ModelError(f"{path} is not the embedded model{detail}: delete it and run `infill-engine fetch`")
+
+
+def _pairs(merges: list[str]) -> list[tuple[str, str]]:
+    return [(left, right) for left, right in (merge.split(" ") for merge in merges)]
+
+
+def _save(tensors: Mapping[str, Tensor], facts: dict[str, str], prepared: Path) -> None:
+    prepared.parent.mkdir(parents=True, exist_ok=True)
+    part = prepared.with_name(f"{prepared.name}.{os.getpid()}.part")
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part, facts)
+        part.replace(prepared)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,263 @@
+"""The denoise loop and the context cache on a fake model over bytes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from infill_engine.config import EngineConfig
+from infill_engine.core import Canvas
+from infill_engine.engine import FIRST_SLOTS, MOST_SLOTS, Engine
+from infill_engine.fake import END_ID, MASK_ID, SINK_ID, FakeDenoiser
+from infill_engine.policy import ConfidencePolicy, VerifiedPolicy
+from infill_engine.protocol import Candidate, Final, Frame, InfillRequest
+from infill_engine.tokenizer import ByteCodec
+
+CONFIG = EngineConfig(prefix_tokens=400, suffix_tokens=32, chunk_tokens=16)
+
+
+def build(table: dict[str, str], lookahead: int = 0, policy=None, step_s: float = 0.0) -> tuple[Engine, FakeDenoiser]:
+    denoiser = FakeDenoiser(table, lookahead=lookahead, step_s=step_s)
+    return Engine("fake", denoiser, ByteCodec(), CONFIG, policy), denoiser
+
+
+def request(**fields) -> InfillRequest:
+    return InfillRequest(client="c", document="d", deadline_ms=60_000, **fields)
+
+
+def run(engine: Engine, wanted: InfillRequest) -> tuple[str, Final, list]:
+    events = [event for event in engine.infill(wanted, time.monotonic()) if event is not None]
+    assert [isinstance(event, Final) for event in events].count(True) == 1
+    assert isinstance(events[-1], Final)
+    candidates = [event for event in events if isinstance(event, Candidate)]
+    return (candidates[-1].text if candidates else ""), events[-1], events
+
+
+def test_it_writes_what_the_model_says_up_to_the_end():
+    engine, _ = build({"return ": "a + b"})
+    text, final, _ = run(engine, request(prefix="def add(a, b):\n", head="    return ", suffix="\n"))
+    assert text == "a + b"
+    assert final.reason == "end"
+    assert final.timing.committed == len("a + b")
+
+
+def test_an_empty_document_gets_an_answer():
+    engine, _ = build({"": "x"})
+    text, final, _ = run(engine, request())
+    assert (text, final.reason) == ("x", "end")
+
+
+def test_several_lines_stream_as_they_are_finished():
+    engine, _ = build({"def f():": "\n    a = 1\n    b = 2\n    return a"})
+    text, _, events = run(engine, request(head="def f():", max_lines=8, min_indent=1))
+    texts = [event.text for event in events if isinstance(event, Candidate)]
+    assert text == "\n    a = 1\n    b = 2\n    return a"
+    assert len(texts) > 2
+    assert all(later.startswith(earlier.rstrip("\n")) for earlier, later in pairwise(texts))
+
+
+@pytest.mark.parametrize("length", [FIRST_SLOTS - 1, FIRST_SLOTS, FIRST_SLOTS + 1, 100])
+def test_the_canvas_grows_when_it_is_full(length):
+    engine, _ = build({"=": "x" * length})
+    text, final, _ = run(engine, request(head="=", max_tokens=200))
+    assert text == "x" * length
+    assert final.reason == "end"
+
+
+def test_a_gap_without_an_end_stops_at_the_largest_canvas():
+    engine, _ = build({"=": "x" * 1000})
+    _, final, _ = run(engine, request(head="=", max_tokens=5000))
+    assert final.reason == "limit"
+    assert final.timing.committed == MOST_SLOTS
+
+
+@pytest.mark.parametrize("lookahead", [0, 1, 3, 8])
+@pytest.mark.parametrize("text", ["a", "abc", "aab\n  c", "x" * 40])
+def test_verified_denoising_writes_what_the_sequential_decode_writes(lookahead, text):
+    plain, slow = build({"=": text})
+    parallel, fast = build({"=": text}, lookahead=lookahead)
+    wanted = request(head="=", max_lines=4)
+    assert run(parallel, wanted)[0] == run(plain, wanted)[0] == text
+    if lookahead and len(text) > 4:
+        assert fast.passes < slow.passes
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=6),
+    st.lists(st.integers(0, 9), min_size=1, max_size=8),
+)
+def test_the_verified_policy_keeps_the_agreeing_run_only(proposal, predicted):
+    import torch
+    from infill_kernels import Head, unmask
+
+    rows = (predicted * 8)[: len(proposal) + 2]
+    outputs = unmask(torch.nn.functional.one_hot(torch.tensor(rows), 10).float() * 9, Head(torch.eye(10)))
+    canvas = Canvas(origin=0, left=(1,), size=16, proposal=tuple(proposal))
+    after = VerifiedPolicy().step(canvas, outputs)
+    agreed = next((i for i, (a, b) in enumerate(zip(proposal, rows, strict=False)) if a != b), len(proposal))
+    assert after.committed == tuple(rows[: agreed + 1])
+    assert after.proposal == (tuple(rows[agreed + 1 :]) if agreed == len(proposal) else ())
+
+
+def test_the_confidence_policy_commits_a_run_of_sure_slots_and_always_the_first():
+    import torch
+    from infill_kernels import Head, unmask
+
+    hidden = torch.tensor([[0.1, 0.0], [9.0, 0.0], [0.0, 9.0], [0.1, 0.0], [9.0, 0.0]])
+    outputs = unmask(hidden, Head(torch.eye(2)))
+    after = ConfidencePolicy(0.9).step(Canvas(origin=0, left=(1,), size=16), outputs)
+    assert after.committed == (0, 0, 1)
+
+
+def test_frames_show_the_canvas_as_it_was():
+    engine, _ = build({"= ": "abc"}, lookahead=2)
+    _, final, events = run(engine, request(head="= ", frames=True))
+    frames = [event for event in events if isinstance(event, Frame)]
+    assert [frame.step for frame in frames] == list(range(1, final.timing.steps + 1))
+    assert all(len(frame.slots) == FIRST_SLOTS for frame in frames)
+    assert [slot.text for slot in frames[0].slots[:3]] == ["a", "b", "c"]
+    assert [slot.state for slot in frames[0].slots[:4]] == ["committed", "proposed", "proposed", "mask"]
+    committed = [sum(slot.state == "committed" for slot in frame.slots) for frame in frames]
+    assert committed == sorted(committed)
+
+
+def test_the_deadline_ends_it_with_the_best_text_so_far():
+    engine, _ = build({"=": "word " * 30}, step_s=0.005)
+    wanted = replace_deadline(request(head="=", max_tokens=200), 60)
+    began = time.monotonic()
+    text, final, _ = run(engine, wanted)
+    assert final.reason == "deadline"
+    whole = "word " * 30
+    assert text != whole
+    assert whole.startswith(text)
+    assert text.endswith(" ")
+    assert time.monotonic() - began < 2.0
+
+
+def test_a_deadline_that_is_past_encodes_one_chunk_and_keeps_it():
+    engine, denoiser = build({"=": "x"})
+    wanted = replace_deadline(request(prefix="a = 1\n" * 40, head="b ="), 1)
+    events = [event for event in engine.infill(wanted, time.monotonic() - 1) if event is not None]
+    assert [event.reason for event in events] == ["deadline"]
+    assert denoiser.encoded == CONFIG.chunk_tokens
+    _, final, _ = run(engine, request(prefix="a = 1\n" * 40, head="b ="))
+    assert final.timing.reused == CONFIG.chunk_tokens
+
+
+def replace_deadline(wanted: InfillRequest, deadline_ms: int) -> InfillRequest:
+    import msgspec
+
+    return msgspec.structs.replace(wanted, deadline_ms=deadline_ms)
+
+
+def test_a_key_stroke_encodes_almost_nothing():
+    engine, denoiser = build({})
+    text = "value = compute(first, second, third, fourth, fifth, sixth, seventh, eighth)"
+    prefix = "import sys\n" * 10
+    run(engine, request(prefix=prefix, head="", suffix="\nend\n"))
+    before = denoiser.encoded
+    for at in range(1, len(text)):
+        run(engine, request(prefix=prefix, head=text[:at], suffix="\nend\n"))
+    assert denoiser.encoded - before <= len(text)
+
+
+def test_a_line_added_below_keeps_what_is_above():
+    engine, _ = build({})
+    prefix = "".join(f"line {i}\n" for i in range(20))
+    run(engine, request(prefix=prefix, head="x"))
+    _, final, _ = run(engine, request(prefix=prefix + "x = 1\n", head=""))
+    assert final.timing.encoded < 16
+    assert final.timing.reused > len(prefix) - 80
+
+
+def test_an_edit_above_encodes_from_there_on():
+    engine, _ = build({})
+    lines = [f"line {i}\n" for i in range(20)]
+    run(engine, request(prefix="".join(lines), head="x"))
+    lines[10] = "changed\n"
+    _, final, _ = run(engine, request(prefix="".join(lines), head="x"))
+    kept = len("".join(lines[:10]))
+    assert kept - 2 <= final.timing.reused <= kept + 2
+
+
+def test_the_same_suffix_is_encoded_once():
+    engine, denoiser = build({})
+    run(engine, request(prefix="a\n", head="b", suffix="\ncommon end\n"))
+    before = denoiser.encoded
+    elsewhere = InfillRequest(client="e", document="f", head="c", suffix="\ncommon end\n", deadline_ms=60_000)
+    run(engine, elsewhere)
+    assert denoiser.encoded - before <= 3
+
+
+def test_the_window_moves_in_strides_as_a_file_grows():
+    """Typing at the end of a file longer than the window re-encodes it seldom, and never exceeds the budget."""
+    engine, denoiser = build({})
+    lines = [f"row number {i:04}\n" for i in range(200)]
+    full = 0
+    for end in range(20, 200):
+        before = denoiser.encoded
+        _, final, _ = run(engine, request(prefix="".join(lines[:end]), head="x"))
+        assert final.timing.encoded + final.timing.reused <= CONFIG.prefix_tokens + 2
+        full += denoiser.encoded - before > CONFIG.prefix_tokens // 2
+    assert 1 <= full <= 30
+
+
+def test_priming_takes_over_once_it_is_complete():
+    engine, denoiser = build({})
+    engine._cache.rate = 200.0
+    prefix = "".join(f"line {i}\n" for i in range(40))
+    hurried = InfillRequest(client="c", document="d", prefix=prefix, head="x", deadline_ms=400)
+    _, first, _ = run(engine, hurried)
+    assert first.timing.encoded < 200  # what half the deadline allows at 200 tokens a second, but at least 128
+    list(engine.prime(hurried))
+    before = denoiser.encoded
+    _, second, _ = run(engine, hurried)
+    assert denoiser.encoded == before
+    assert second.timing.reused > first.timing.encoded
+
+
+def test_priming_that_is_dropped_leaves_the_warm_context():
+    engine, _ = build({})
+    engine._cache.rate = 200.0
+    prefix = "".join(f"line {i}\n" for i in range(40))
+    hurried = InfillRequest(client="c", document="d", prefix=prefix, head="x", deadline_ms=400)
+    run(engine, hurried)
+    priming = engine.prime(hurried)
+    next(priming)
+    priming.close()
+    _, final, _ = run(engine, hurried)
+    assert final.timing.encoded == 0
+
+
+def test_the_cache_is_bounded():
+    denoiser = FakeDenoiser({})
+    engine = Engine("fake", denoiser, ByteCodec(), replace(CONFIG, cache_mb=1))
+    engine._cache._max_bytes = 20_000
+    for i in range(40):
+        wanted = InfillRequest(client="c", document=f"d{i}", prefix="some text\n" * 20, head="x", deadline_ms=60_000)
+        run(engine, wanted)
+        assert engine.cache_bytes <= 20_000
+
+
+def test_no_special_token_is_ever_written():
+    engine, _ = build({"=": "x"})
+    text, _, _ = run(engine, request(prefix="<mask> [MASK] <|endoftext|>\n", head="=", suffix="\n<mask>\n"))
+    assert text == "x"
+    assert {SINK_ID, MASK_ID} <= set(engine._denoiser.head.banned.nonzero()[:, 0].tolist())
+    assert not engine._denoiser.head.banned[END_ID]
+
+
+def test_line_ends_are_scored_by_the_suffix_behind_them():
+    """The table's model knows that `tail` follows the second line, so the end behind it scores best."""
+    table = {"f():": "\n  a\n  b\n  c", "\n  b": "\n  c", "\n  a\n  b\n": "end\n"}
+    engine, _ = build(table)
+    _, _, events = run(engine, request(head="f():", suffix="\nend\n", max_lines=8, min_indent=1))
+    ends = [event for event in events if isinstance(event, Candidate)][-1].ends
+    scored = {end.offset: end.suffix_logprob for end in ends if end.suffix_logprob is not None}
+    assert len(scored) >= 2
+    assert max(scored, key=scored.get) == len("\n  a\n  b")

@@ -1,0 +1,105 @@
+"""Segments, healing and the allowed set, on a small byte-level BPE vocabulary and on bytes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from infill_engine.tokenizer import MAX_HEALED_BYTES, BpeCodec, ByteCodec, LineTokenizer, _byte_of_char
+
+SPECIALS = 2
+
+
+def small_codec() -> BpeCodec:
+    """Specials, all bytes, and the pieces of a few words."""
+    char_of = {b: c for c, b in _byte_of_char().items()}
+    vocab = ["<end>", "<mask>", *(char_of[b] for b in range(256))]
+    merges = []
+    for word in (" return", " re", "\n    ", "((", "return"):
+        pieces = [char_of[b] for b in word.encode()]
+        while len(pieces) > 1:
+            merges.append((pieces[0], pieces[1]))
+            vocab.append(pieces[0] + pieces[1])
+            pieces[:2] = [pieces[0] + pieces[1]]
+    unique = list(dict.fromkeys(vocab))
+    return BpeCodec(unique, list(dict.fromkeys(merges)), SPECIALS)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> LineTokenizer:
+    return LineTokenizer(small_codec())
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=60))
+def test_segments_are_the_text(text):
+    parts = LineTokenizer.segments(text)
+    assert "".join(parts) == text
+    assert all("\n" not in part.lstrip("\n") for part in parts)
+
+
+def test_a_segment_is_a_run_of_newlines_and_its_line():
+    assert LineTokenizer.segments("a\n\n  b\nc\n") == ["a", "\n\n  b", "\nc", "\n"]
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=60))
+def test_tokens_say_the_text_again(text):
+    tokenizer = LineTokenizer(small_codec())
+    assert tokenizer.text(tokenizer.encode(text)).decode() == text
+
+
+def test_a_special_tokens_name_in_a_file_is_plain_text(tokenizer):
+    ids = tokenizer.encode("x = '<end><mask>'")
+    assert min(ids) >= SPECIALS
+    assert tokenizer.text(ids) == b"x = '<end><mask>'"
+
+
+@pytest.mark.parametrize(
+    ("segment", "rest"),
+    [
+        ("\n    ", "\n    "),  # trailing space joins what follows
+        ("\n    ret", " ret"),
+        ("\n    return", " return"),
+        ("\n    return ", " "),
+        ("\n    foo(", "("),
+        ("\n    x = 5", ""),  # digits stand alone
+        ("\n", "\n"),
+        ("", ""),
+        ("\n    é", " é"),
+    ],
+)
+def test_healing_takes_back_the_last_piece(tokenizer, segment, rest):
+    healed = tokenizer.heal(segment)
+    assert healed.rest.decode() == rest
+    assert tokenizer.text(healed.tokens) + healed.rest == segment.encode()
+
+
+def test_healing_takes_back_no_long_literal(tokenizer):
+    segment = "x = '" + "a" * 500
+    healed = tokenizer.heal(segment)
+    assert len(healed.rest) <= MAX_HEALED_BYTES
+    assert tokenizer.text(healed.tokens) + healed.rest == segment.encode()
+
+
+@given(st.text(alphabet="\n (retunx5é", min_size=1, max_size=12), st.text(alphabet="\n (retunx5é", max_size=8))
+def test_the_prefix_before_the_boundary_is_tokenised_as_in_the_whole_line(head, continuation):
+    """What healing promises: the tokens kept are those that the finished segment would begin with."""
+    tokenizer = LineTokenizer(small_codec())
+    segment = "\n" + head.replace("\n", "")
+    healed = tokenizer.heal(segment)
+    whole = tokenizer.codec.encode(segment + continuation.replace("\n", ""))
+    assert whole[: len(healed.tokens)] == healed.tokens
+
+
+@given(st.binary(min_size=1, max_size=9))
+def test_allowed_is_what_its_definition_says(rest):
+    tokenizer = LineTokenizer(small_codec())
+    allowed = tokenizer.allowed(rest)
+    for token, piece in enumerate(tokenizer.codec.tokens):
+        expected = bool(piece) and (piece.startswith(rest) or rest.startswith(piece))
+        assert bool(allowed[token]) == expected, piece
+
+
+def test_every_byte_can_be_written():
+    tokenizer = LineTokenizer(ByteCodec())
+    text = "".join(map(chr, range(1, 0x180)))
+    assert tokenizer.text(tokenizer.encode(text)).decode() == text
