@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +55,11 @@ class EngineClient:
 
     def __init__(self, model: str, python: str = sys.executable) -> None:
         self.model = model
-        self._python = python
+        self.python = python
         self._starts: deque[float] = deque(maxlen=MAX_STARTS)
         self._connections: httpcore.AsyncConnectionPool | None = None
 
-    async def infill(self, request: InfillRequest) -> AsyncIterator[Event]:
+    async def infill(self, request: InfillRequest) -> AsyncGenerator[Event, None]:
         """The events of an answer, the last of them a `Final`; whatever fails is a `Final` too.
 
         Never waits for an engine to start: where none listens the only event is `Final("starting")`. Closing
@@ -119,7 +119,7 @@ class EngineClient:
                 status = await self.status()
             except OutdatedEngine:
                 if process is not None:
-                    raise EngineError(f"{self._python} has an older infill-lsp: update it there") from None
+                    raise EngineError(f"{self.python} has an older infill-lsp: update it there") from None
                 await self._retire()
                 continue
             if status is not None:
@@ -175,16 +175,14 @@ class EngineClient:
         recent = [start for start in self._starts if now - start < START_WINDOW_S]
         if len(recent) == MAX_STARTS:
             minutes = START_WINDOW_S / 60
-            raise EngineError(
-                f"the engine did not stay up, {MAX_STARTS} starts in {minutes:.0f} minutes: {CURE}"
-            )
+            raise EngineError(f"the engine did not stay up, {MAX_STARTS} starts in {minutes:.0f} minutes: {CURE}")
         return max(0.0, recent[-1] + BACK_OFF_S[len(recent)] - now) if recent else 0.0
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         """A detached engine process, which outlives this one."""
-        program = shutil.which(os.path.expanduser(self._python))
+        program = shutil.which(os.path.expanduser(self.python))
         if program is None:
-            raise EngineError(f"no program {self._python}: set infill.engine.python to a Python interpreter")
+            raise EngineError(f"no program {self.python}: set infill.engine.python to a Python interpreter")
         self._starts.append(time.monotonic())
         with self._start_log().open("ab") as log:
             log.truncate(0)
@@ -256,9 +254,7 @@ def _status(body: bytes) -> Status:
         if spoken < PROTOCOL:
             raise OutdatedEngine("the engine is older than infill-lsp: end it with `infill-engine stop`")
         if spoken > PROTOCOL:
-            raise EngineError(
-                "the engine is newer than infill-lsp: update infill-lsp, or run `infill-engine stop`"
-            )
+            raise EngineError("the engine is newer than infill-lsp: update infill-lsp, or run `infill-engine stop`")
         return protocol.decode_status(body)
     except (msgspec.MsgspecError, ProtocolError):
         raise EngineError("what listens on the engine's socket is no engine: end it and try again") from None

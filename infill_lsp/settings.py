@@ -83,9 +83,7 @@ def _section(kind: type[S], options: object, path: str, problems: list[str]) -> 
             values[field.name] = msgspec.convert(value, field.type)
         except msgspec.ValidationError:
             takes = next(meta.description for meta in get_args(field.type) if isinstance(meta, Meta))
-            problems.append(
-                f"{path}.{key}: got {_shown(value)}, takes {takes}; using {json.dumps(field.default)}"
-            )
+            problems.append(f"{path}.{key}: got {_shown(value)}, takes {takes}; using {json.dumps(field.default)}")
     return kind(**values)
 
 

@@ -1,0 +1,351 @@
+"""The server as an editor meets it: a real process, and behind it a real engine with a model from a table."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from editor import Editor, engine_status, fake_model, ready
+from infill_engine.protocol import Status
+from lsprotocol import types
+from pygls.exceptions import JsonRpcException, JsonRpcInvalidParams
+
+pytestmark = pytest.mark.process
+
+TABLE = {"return ": "a + b", "x = [": "\n    1,\n]", "'é𝔘' + ": "name", "if a:\n": "    pass"}
+
+
+@pytest.fixture(scope="module")
+def quick(shared_home: Path) -> str:
+    return fake_model(shared_home, "quick", TABLE)
+
+
+@pytest.fixture(scope="module")
+def slow(shared_home: Path) -> str:
+    """Writes a character each 20 ms, for more than a second."""
+    return fake_model(shared_home, "slow", {"return ": "a" * 64, "step_s": 0.02})
+
+
+async def busy(model: str, live: int) -> Status:
+    """Waits until the engine answers that many requests."""
+    while (status := await engine_status(model)) is None or status.live != live:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    return status
+
+
+# Coming and going.
+
+
+async def test_initialize_says_what_the_server_does(editor: Editor, home: Path) -> None:
+    result = await editor.start("--stdio", options={"enabled": False})
+    sync = result.capabilities.text_document_sync
+    assert isinstance(sync, types.TextDocumentSyncOptions)
+    assert sync.change == types.TextDocumentSyncKind.Incremental
+    assert result.capabilities.inline_completion_provider is not None
+    assert result.capabilities.notebook_document_sync is None
+    await editor.client.shutdown_async(None)
+    editor.client.exit(None)
+    assert await editor.exit_code() == 0
+
+
+async def test_exit_without_shutdown_is_1(editor: Editor, home: Path) -> None:
+    await editor.start(options={"enabled": False})
+    editor.client.exit(None)
+    assert await editor.exit_code() == 1
+
+
+async def test_the_server_ends_when_its_stdin_closes(editor: Editor, home: Path) -> None:
+    await editor.start(options={"enabled": False})
+    editor.stdin.close()
+    assert await editor.exit_code() == 0
+
+
+async def test_the_server_ends_when_the_editor_is_killed(editor: Editor, home: Path) -> None:
+    process = await asyncio.create_subprocess_exec("sleep", "60")
+    await editor.start(options={"enabled": False}, process_id=process.pid)
+    process.kill()
+    await process.wait()
+    assert await editor.exit_code() == 0
+
+
+async def test_an_editor_elsewhere_whose_process_is_not_here_is_served(editor: Editor, home: Path) -> None:
+    process = await asyncio.create_subprocess_exec("true")
+    await process.wait()
+    await editor.start(options={"enabled": False}, process_id=process.pid)
+    editor.open("return ")
+    assert await editor.complete(0, 7) == []
+
+
+# What is offered.
+
+
+async def test_the_completion_is_exact_and_carries_its_range(editor: Editor, quick: str) -> None:
+    await editor.start(options={"model": await ready(quick)})
+    editor.open("def f(a, b):\n    return \n")
+    item = await editor.item(1, 11)
+    assert item.insert_text == "a + b"
+    assert item.range == types.Range(types.Position(1, 11), types.Position(1, 11))
+
+
+@pytest.mark.parametrize(("encoding", "column"), [("utf-8", 11), ("utf-16", 8), ("utf-32", 7)])
+async def test_columns_are_in_the_editors_units(editor: Editor, quick: str, encoding: str, column: int) -> None:
+    """é has 2, 1 and 1 units, 𝔘 has 4, 2 and 1."""
+    result = await editor.start(options={"model": await ready(quick)}, encodings=[encoding])
+    assert result.capabilities.position_encoding == encoding
+    editor.open("'é𝔘' + ")
+    item = await editor.item(0, column)
+    assert item.insert_text == "name"
+    assert item.range == types.Range(types.Position(0, column), types.Position(0, column))
+
+
+async def test_the_answer_is_for_the_edited_text(editor: Editor, quick: str) -> None:
+    await editor.start(options={"model": await ready(quick)})
+    editor.open("def f(a, b):\n    retrn 𝔘\x0c\u2028\n    pass\n")
+    editor.edit((1, 7), (1, 7), "u")
+    editor.edit((1, 11), (1, 13), "")
+    editor.edit((1, 11), (2, 8), "")
+    assert (await editor.item(1, 11)).insert_text == "a + b"
+
+
+async def test_insertions_have_the_documents_line_ends(editor: Editor, quick: str) -> None:
+    await editor.start(options={"model": await ready(quick)})
+    editor.open("y = 1\r\nx = [\r\n")
+    assert (await editor.item(1, 5)).insert_text == "\r\n    1,\r\n]"
+
+
+async def test_the_selected_menu_entry_is_extended_in_its_range(editor: Editor, quick: str) -> None:
+    await editor.start(options={"model": await ready(quick)})
+    editor.open("def f(a, b):\n    re\n")
+    where = types.Range(types.Position(1, 4), types.Position(1, 6))
+    items = await editor.complete(1, 6, selected=types.SelectedCompletionInfo(where, "return "))
+    assert items is not None
+    assert [(item.insert_text, item.range) for item in items] == [("return a + b", where)]
+
+
+async def test_nothing_is_offered_where_nothing_is_known_or_wanted(editor: Editor, quick: str) -> None:
+    await editor.start(options={"model": await ready(quick), "enabled": False})
+    assert await editor.complete(0, 0) == []  # Not open.
+    editor.open("return ")
+    assert await editor.complete(0, 7) == []  # Switched off.
+    editor.configure({"infill": {"model": quick}})
+    assert (await editor.item(0, 7)).insert_text == "a + b"
+    editor.edit((0, 0), (0, 7), "pass ")
+    assert await editor.complete(0, 5) == []  # The model has nothing to say.
+
+
+async def test_settings_of_others_leave_ours_alone(editor: Editor, quick: str) -> None:
+    await editor.start(options={"infill": {"model": await ready(quick)}})
+    editor.configure({"python": {"enabled": False}})
+    editor.configure(None)
+    editor.open("return ")
+    assert (await editor.item(0, 7)).insert_text == "a + b"
+    assert editor.messages == []
+
+
+# Questions that are out of date.
+
+
+async def test_a_cancelled_request_ends_in_the_engine_too(editor: Editor, slow: str) -> None:
+    await editor.start(options={"model": await ready(slow)})
+    editor.open("return ")
+    request = asyncio.create_task(editor.complete(0, 7, msg_id="mine"))
+    await busy(slow, 1)
+    editor.client.cancel_request(types.CancelParams("mine"))
+    with pytest.raises(JsonRpcException) as caught:
+        await request
+    assert caught.value.code == types.LSPErrorCodes.RequestCancelled
+    assert caught.value.data is None
+    await busy(slow, 0)
+    assert (await editor.item(0, 7)).insert_text == "a" * 64
+    assert editor.messages == []
+
+
+async def test_a_newer_request_supersedes_the_older_of_its_document(editor: Editor, slow: str) -> None:
+    await editor.start(options={"model": await ready(slow)})
+    editor.open("return ")
+    older = asyncio.create_task(editor.complete(0, 7))
+    await busy(slow, 1)
+    newer = asyncio.create_task(editor.complete(0, 7))
+    assert await older is None
+    assert not newer.done()
+    items = await newer
+    assert items is not None
+    assert len(items) == 1
+
+
+async def test_a_request_overtaken_by_an_edit_is_null(editor: Editor, slow: str) -> None:
+    await editor.start(options={"model": await ready(slow)})
+    editor.open("return ")
+    request = asyncio.create_task(editor.complete(0, 7))
+    await busy(slow, 1)
+    editor.edit((0, 7), (0, 7), "b")
+    assert await request is None
+    await busy(slow, 0)
+
+
+async def test_an_edit_in_the_same_packet_does_not_mix_with_the_request(editor: Editor, quick: str) -> None:
+    """The position of a request counts in the text of its moment, also if the next edit has arrived already."""
+    await editor.start(options={"model": await ready(quick)})
+    editor.open("return ")
+    request = asyncio.create_task(editor.complete(0, 7))
+    await asyncio.sleep(0)  # It is on its way, and nothing can have been read of it yet.
+    editor.edit((0, 0), (0, 0), "𝔘" * 9 + "\n")
+    assert await request is None
+
+
+# What goes wrong.
+
+
+async def test_wrong_settings_are_shown_once_and_the_rest_is_used(editor: Editor, quick: str) -> None:
+    options = {"model": await ready(quick), "maxLine": 3, "deadline": {"automatic": "soon"}}
+    await editor.start(options=options)
+    editor.configure({"infill": options})
+    editor.open("return ")
+    assert (await editor.item(0, 7)).insert_text == "a + b"
+    (message,) = editor.messages
+    assert "infill.maxLine: no such setting; did you mean maxLines?" in message
+    assert 'infill.deadline.automatic: got "soon"' in message
+
+
+async def test_parameters_that_do_not_fit_get_an_error_without_a_traceback(editor: Editor, quick: str) -> None:
+    await editor.start(options={"model": await ready(quick)})
+    editor.open("return ")
+    for params in [{}, {"textDocument": 3, "position": {"line": -1, "character": "x"}}, [1], "x", None]:
+        with pytest.raises(JsonRpcException) as caught:
+            await editor.ask(types.TEXT_DOCUMENT_INLINE_COMPLETION, params)
+        assert caught.value.code == JsonRpcInvalidParams.CODE
+        assert caught.value.data is None
+        assert "\n" not in caught.value.message
+    with pytest.raises(JsonRpcException, match="Method Not Found"):
+        await editor.ask("infill/nothing", {})
+    editor.tell(types.TEXT_DOCUMENT_DID_CHANGE, {"textDocument": {}})
+    editor.tell(types.TEXT_DOCUMENT_DID_OPEN, None)
+    editor.write(b"{]\xff!!")
+    assert (await editor.item(0, 7)).insert_text == "a + b"
+    assert editor.messages == []
+
+
+async def test_a_change_of_a_document_that_is_not_open_is_no_fault(editor: Editor, quick: str) -> None:
+    await editor.start(options={"model": await ready(quick)})
+    editor.edit((0, 0), (0, 0), "x")
+    editor.close()
+    editor.open("return ")
+    assert (await editor.item(0, 7)).insert_text == "a + b"
+    assert editor.messages == []
+
+
+async def test_an_engine_that_cannot_start_is_told_once_and_the_server_lives(editor: Editor, home: Path) -> None:
+    await editor.start(options={"engine": {"python": "/nowhere/python"}})
+    editor.open("return ")
+    for _ in range(3):
+        assert await editor.complete(0, 7) == []
+    await editor.shown(1)
+    assert editor.messages == ["no program /nowhere/python: set infill.engine.python to a Python interpreter"]
+
+
+async def test_a_model_that_cannot_be_loaded_is_told_once(editor: Editor, home: Path) -> None:
+    model = fake_model(home, "broken", {})
+    (home / "broken.json").write_text("no json")
+    await editor.start(options={"model": model})
+    await editor.shown(1)
+    editor.open("return ")
+    assert await editor.complete(0, 7) == []
+    (message,) = editor.messages
+    assert "cannot read the fake model's table" in message
+
+
+async def test_a_cold_start_answers_at_once_and_a_killed_engine_comes_back(editor: Editor, home: Path) -> None:
+    model = fake_model(home, "slow", {"return ": "a" * 64, "step_s": 0.02})
+    await editor.start(options={"model": model})
+    editor.open("return ")
+    assert await editor.complete(0, 7) == []
+    await ready(model)
+
+    request = asyncio.create_task(editor.complete(0, 7))
+    os.kill((await busy(model, 1)).pid, signal.SIGKILL)
+    assert await request == []
+
+    await ready(model)
+    assert (await editor.item(0, 7)).insert_text == "a" * 64
+    for bar in editor.client.progress_reports.values():
+        assert isinstance(bar[0], types.WorkDoneProgressBegin)
+        assert isinstance(bar[-1], types.WorkDoneProgressEnd)
+    assert editor.client.progress_reports
+
+
+# Beyond LSP.
+
+
+async def test_the_canvas_is_sent_to_an_editor_that_draws_it(editor: Editor, quick: str) -> None:
+    await editor.start(options={"model": await ready(quick)}, canvas=True)
+    editor.open("return ")
+    assert (await editor.item(0, 7)).insert_text == "a + b"
+    assert [frame.version for frame in editor.frames] == [1] * len(editor.frames)
+    assert {frame.textDocument.uri for frame in editor.frames} == {editor.uri}
+    assert "".join(slot.text for slot in editor.frames[-1].slots if slot.state == "committed") == "a + b"
+    (timing,) = editor.timings
+    assert timing.reason == "end"
+    assert timing.steps >= len("a + b")
+    assert timing.denoiseMs > 0
+
+
+async def test_no_canvas_is_sent_unasked(editor: Editor, quick: str) -> None:
+    await editor.start(options={"model": await ready(quick)})
+    editor.open("return ")
+    assert (await editor.item(0, 7)).insert_text == "a + b"
+    assert editor.frames == editor.timings == []
+
+
+async def test_the_status_of_the_engine_can_be_asked_for(editor: Editor, home: Path, quick: str) -> None:
+    model = fake_model(home, "other", TABLE)
+    await editor.start(options={"model": model, "enabled": False})
+    status = await editor.client.protocol.send_request_async("infill/status", None)
+    assert (status.state, status.model, status.message) == ("stopped", model, "")
+    await ready(model)
+    status = await editor.client.protocol.send_request_async("infill/status", {})
+    assert (status.state, status.model, status.progress) == ("ready", model, None)
+
+
+async def test_over_tcp_one_editor_is_served_and_others_are_turned_away(editor: Editor, home: Path) -> None:
+    command = [sys.executable, "-m", "infill_lsp", "--tcp"]
+    server = await asyncio.create_subprocess_exec(*command, stderr=subprocess.PIPE)
+    assert server.stderr is not None
+    match = re.search(rb"listening on 127\.0\.0\.1:(\d+)\n$", await server.stderr.readline())
+    assert match
+    port = int(match[1])
+    late = await asyncio.create_subprocess_exec(*command, str(port), stderr=subprocess.PIPE)
+    _, words = await late.communicate()
+    assert late.returncode == 2
+    assert words.count(b"\n") == 1
+    assert b"port %d" % port in words
+
+    await editor.client.start_tcp("127.0.0.1", port)
+    await editor.initialize(options={"enabled": False})
+    second, _ = await asyncio.open_connection("127.0.0.1", port)
+    assert await asyncio.wait_for(second.read(), 10) == b""
+    editor.open("return ")
+    assert await editor.complete(0, 7) == []
+    editor.stdin.close()
+    assert await asyncio.wait_for(server.wait(), 10) == 0
+
+
+def test_wrong_usage_is_one_line() -> None:
+    for arguments in (["--tcp", "99999"], ["--bogus"], ["--log-level", "loud"]):
+        command = [sys.executable, "-m", "infill_lsp", *arguments]
+        result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20)
+        assert result.returncode == 2
+        assert result.stdout == ""
+        assert result.stderr.count("\n") == 1
+
+
+def test_a_stdin_that_is_no_editor_is_one_line() -> None:
+    command = [sys.executable, "-m", "infill_lsp"]
+    result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "infill-lsp: stdin is no pipe: an editor starts this, see infill-lsp --help\n"
