@@ -1,0 +1,105 @@
+--- `:checkhealth infill`: is there all that ghost text needs?
+---
+--- Looks from the editor's side only: the engine and its model are the business of the server's own doctor.
+
+local infill = require("infill")
+
+local M = {}
+
+-- Settings ------------------------------------------------------------------------------------------------------------
+
+local VERSION_TIMEOUT_MS = 10000
+
+-- Helpers -------------------------------------------------------------------------------------------------------------
+
+local function check_neovim()
+  if vim.fn.has("nvim-0.12") == 1 then
+    vim.health.ok("Neovim " .. tostring(vim.version()))
+  else
+    vim.health.error(("Neovim %s has no inline completion"):format(vim.version()), "Install Neovim 0.12 or newer")
+  end
+end
+
+local function check_server()
+  local config = vim.lsp.config[infill.server]
+  local command = config and config.cmd
+  if type(command) ~= "table" then
+    vim.health.info("The server is not started by a command line: its executable is not checked")
+    return
+  end
+  local executable = vim.fn.exepath(command[1])
+  if executable == "" then
+    vim.health.error(("`%s` is not on the PATH"):format(command[1]), {
+      "Install it: pip install 'infill-lsp[engine]'",
+      'Or name it: require("infill").setup({ cmd = { "/path/to/infill-lsp" } })',
+    })
+    return
+  end
+  local result = vim.system({ executable, "--version" }, { text = true, timeout = VERSION_TIMEOUT_MS }):wait()
+  if result.code == 0 then
+    vim.health.ok(("%s (%s)"):format(vim.trim(result.stdout), executable))
+    vim.health.info(("`%s doctor` checks the engine and the model, with a real completion"):format(executable))
+  else
+    local reason = vim.trim(result.stderr ~= "" and result.stderr or ("exit status " .. result.code))
+    vim.health.error(("`%s --version` fails: %s"):format(executable, reason))
+  end
+end
+
+local function check_clients()
+  if not vim.lsp.is_enabled(infill.server) then
+    vim.health.warn("The server is not enabled", 'Call require("infill").setup() or vim.lsp.enable("infill_lsp")')
+    return
+  end
+  local clients = vim.lsp.get_clients({ name = infill.server })
+  if #clients == 0 then
+    vim.health.warn(
+      "No buffer is attached",
+      "Open a file; if it stays so, look into :lua vim.cmd.edit(vim.lsp.log.get_filename())"
+    )
+    return
+  end
+  for _, client in ipairs(clients) do
+    local buffers = vim.tbl_keys(client.attached_buffers)
+    local shown = vim.iter(buffers):filter(function(bufnr)
+      return vim.lsp.inline_completion.is_enabled({ bufnr = bufnr })
+    end)
+    local count = #shown:totable()
+    local where = ("%d of %d buffers (client %d, root %s)"):format(
+      count,
+      #buffers,
+      client.id,
+      client.root_dir or "none"
+    )
+    if count > 0 then
+      vim.health.ok("Attached, with ghost text in " .. where)
+    else
+      vim.health.warn("Attached, with ghost text in " .. where, "Call vim.lsp.inline_completion.enable()")
+    end
+  end
+end
+
+local function check_accept_key()
+  local key = infill.settings.accept_key
+  if not key then
+    vim.health.info("No accept key is wanted; map one to <Plug>(infill-accept)")
+    return
+  end
+  local mapping = vim.fn.maparg(key, "i", false, true)
+  if mapping.desc == infill.accept_desc then
+    vim.health.ok(("%s accepts"):format(key))
+  elseif vim.lsp.is_enabled(infill.server) then
+    vim.health.warn(("%s is mapped to something else"):format(key), "Map another key to <Plug>(infill-accept)")
+  end
+end
+
+-- Public functions ----------------------------------------------------------------------------------------------------
+
+function M.check()
+  vim.health.start("infill")
+  check_neovim()
+  check_server()
+  check_clients()
+  check_accept_key()
+end
+
+return M
