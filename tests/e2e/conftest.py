@@ -1,0 +1,44 @@
+"""Fixtures of the editor journeys."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from journeys import HERE, Engine
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """An engine of this test's own: not running until an editor's server asks for it."""
+    # A Unix socket's path is short: pytest's own temporary folders are too deep.
+    runtime = Path(tempfile.mkdtemp(prefix="infill-"))
+    monkeypatch.setenv("INFILL_RUNTIME_DIR", str(runtime))
+    monkeypatch.setenv("INFILL_CACHE_DIR", str(tmp_path / "cache"))
+    engine = Engine(tmp_path / "table.json")
+    yield engine
+    engine.stop()
+    shutil.rmtree(runtime)
+
+
+@pytest.fixture(scope="session")
+def server_command() -> str:
+    """The installed `infill-lsp`: the one beside this Python, else the one on the PATH."""
+    import os
+
+    beside = Path(os.environ["FAKE"]) if "FAKE" in os.environ else Path(sys.executable).parent / "infill-lsp"
+    command = str(beside) if beside.exists() else shutil.which("infill-lsp")
+    assert command, "infill-lsp is not installed: pip install -e '.[engine,dev]'"
+    return command
+
+
+@pytest.fixture(scope="session")
+def artifacts() -> Path:
+    """Where journeys leave what they looked like."""
+    folder = HERE / ".artifacts"
+    folder.mkdir(exist_ok=True)
+    return folder

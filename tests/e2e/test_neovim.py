@@ -1,0 +1,311 @@
+"""What a person sees and gets in Neovim: real editor, real server, real engine process, a fake model."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pynvim
+import pytest
+from journeys import REPOSITORY, Engine, installed, is_running, wait_for
+
+pytestmark = pytest.mark.e2e
+
+COLUMNS, ROWS = 80, 16
+
+GHOST = """
+local namespace = vim.api.nvim_create_namespace("nvim.lsp.inline_completion")
+local texts = {}
+for _, mark in ipairs(vim.api.nvim_buf_get_extmarks(0, namespace, 0, -1, { details = true })) do
+  for _, line in ipairs({ mark[4].virt_text, unpack(mark[4].virt_lines or {}) }) do
+    texts[#texts + 1] = vim.iter(line):map(function(chunk) return chunk[1] end):join("")
+  end
+end
+return table.concat(texts, "\\n")
+"""
+
+SCREEN = """
+vim.cmd.redraw()
+local rows = {}
+for row = 1, vim.o.lines do
+  local cells = {}
+  for column = 1, vim.o.columns do
+    cells[column] = vim.fn.screenstring(row, column)
+  end
+  rows[row] = (table.concat(cells):gsub("%s+$", ""))
+end
+return rows
+"""
+
+
+class Neovim:
+    """One running editor with one file open."""
+
+    def __init__(self, executable: str, init: Path, file: Path) -> None:
+        self.file = file
+        self.nvim = pynvim.attach(
+            "child", argv=[executable, "--embed", "--headless", "--clean", "-u", str(init), str(file)]
+        )
+        self.nvim.command(f"set columns={COLUMNS} lines={ROWS}")
+        wait_for(lambda: self.lua("return #vim.lsp.get_clients({ name = 'infill_lsp' })"), "attached server")
+
+    def lua(self, code: str, *args: object) -> Any:
+        return self.nvim.exec_lua(code, *args)
+
+    def keys(self, keys: str) -> None:
+        """Types `keys` (in Neovim's notation); returns before they took effect."""
+        self.nvim.input(keys)
+
+    @property
+    def lines(self) -> list[str]:
+        return list(self.nvim.current.buffer)
+
+    @property
+    def cursor(self) -> tuple[int, int]:
+        """Row and column in bytes, both from 0."""
+        row, column = self.nvim.current.window.cursor
+        return row - 1, column
+
+    @property
+    def ghost(self) -> str:
+        """The ghost text that stands in the buffer now."""
+        return str(self.lua(GHOST))
+
+    @property
+    def screen(self) -> str:
+        """Every character that the editor shows."""
+        return "\n".join(self.lua(SCREEN)) + "\n"
+
+    @property
+    def messages(self) -> str:
+        """Everything that the editor has told the person so far."""
+        return str(self.nvim.command_output("messages"))
+
+    def wait_for_ghost(self, text: str) -> None:
+        wait_for(lambda: self.ghost == text, f"ghost text {text!r}", seen=lambda: self.ghost)
+
+    def save(self) -> bytes:
+        """Leaves insert mode and writes; the bytes on disk."""
+        self.keys("<Esc>:write<CR>")
+        wait_for(lambda: not self.nvim.current.buffer.options["modified"], "saved file")
+        return self.file.read_bytes()
+
+    def close(self) -> None:
+        """Quits as a person does; fails if the server stays behind."""
+        servers = self.lua("return vim.api.nvim_get_proc_children(vim.fn.getpid())")
+        with contextlib.suppress(OSError, EOFError):  # The connection ends with the editor.
+            self.nvim.command("qall!")
+        with contextlib.suppress(OSError, EOFError):
+            self.nvim.close()
+        wait_for(lambda: not any(is_running(pid) for pid in servers), "end of the server")
+
+
+OpenFile = Callable[..., Neovim]
+
+
+@pytest.fixture(scope="session")
+def executable() -> str:
+    return installed("install-neovim.sh")
+
+
+@pytest.fixture
+def open_file(
+    executable: str, engine: Engine, server_command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[OpenFile]:
+    """Opens a file with the given bytes, with the configuration that a person would write."""
+    for kind in ("CONFIG", "DATA", "STATE", "CACHE"):
+        monkeypatch.setenv(f"XDG_{kind}_HOME", str(tmp_path / kind.lower()))
+    init = tmp_path / "init.lua"
+    # The fake model writes a byte a step: slow, and speed is not what these journeys are about.
+    settings = {"model": engine.model, "deadline": {"automatic": 10_000}}
+    options = {"cmd": [server_command], "init_options": settings}
+    init.write_text(
+        f"vim.opt.runtimepath:prepend([[{REPOSITORY / 'editors' / 'neovim'}]])\n"
+        f"require('infill').setup(vim.json.decode([[{json.dumps(options)}]]))\n"
+    )
+    opened: list[Neovim] = []
+
+    def open_file(content: bytes, answers: dict[str, str], name: str = "shapes.py") -> Neovim:
+        engine.answers(answers)
+        file = tmp_path / "project" / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(content)
+        opened.append(Neovim(executable, init, file))
+        engine.wait_until_ready()
+        return opened[-1]
+
+    yield open_file
+    for neovim in opened:
+        neovim.close()
+
+
+def test_a_line_is_shown_accepted_and_saved(open_file: OpenFile) -> None:
+    neovim = open_file(b"def area(w, h):\n    \n", {"return": " w * h"})
+    neovim.keys("jAreturn")
+    neovim.wait_for_ghost(" w * h")
+    assert neovim.lines == ["def area(w, h):", "    return"], "ghost text must not be in the buffer"
+
+    neovim.keys("<Tab>")
+    wait_for(lambda: neovim.lines[1] != "    return", "accepted text")
+    assert neovim.lines == ["def area(w, h):", "    return w * h"]
+    assert neovim.cursor == (1, len("    return w * h"))
+    assert neovim.save() == b"def area(w, h):\n    return w * h\n"
+
+
+def test_several_lines_are_drawn_and_accepted(open_file: OpenFile, artifacts: Path) -> None:
+    body = "\n    if w < 0 or h < 0:\n        raise ValueError('negative side')\n    return w * h"
+    before = 'def area(w, h):\n    """The area of a rectangle."""\n\n\nprint(area(2, 3))\n'
+    neovim = open_file(before.encode(), {'rectangle."""': body})
+    neovim.keys("jA")
+    neovim.wait_for_ghost(body)
+    screen = neovim.screen
+    (artifacts / "neovim.txt").write_text(screen)
+    rows = screen.splitlines()
+    shown = rows.index("        raise ValueError('negative side')")
+    assert rows[shown - 1 : shown + 2] == ["    if w < 0 or h < 0:", rows[shown], "    return w * h"]
+    assert "print(area(2, 3))" in rows[shown + 2 :], "the code below moves down"
+
+    neovim.keys("<Tab>")
+    wait_for(lambda: len(neovim.lines) == 8, "accepted text")
+    assert neovim.cursor == (4, len("    return w * h"))
+    assert neovim.save().decode() == before.replace('rectangle."""', 'rectangle."""' + body)
+
+
+def test_typing_on_keeps_what_matches_and_clears_what_does_not(open_file: OpenFile) -> None:
+    neovim = open_file(b"x = 1\n", {"total = ": "price * count"})
+    neovim.keys("ototal = ")
+    neovim.wait_for_ghost("price * count")
+    neovim.keys("pri")
+    neovim.wait_for_ghost("ce * count")
+    neovim.keys("<BS>nt")
+    neovim.wait_for_ghost("")
+    assert neovim.lines == ["x = 1", "total = prnt"]
+
+
+def test_typing_on_and_accepting_at_once_doubles_nothing(open_file: OpenFile) -> None:
+    neovim = open_file(b"x = 1\n", {"total = ": "price * count"})
+    neovim.keys("ototal = ")
+    neovim.wait_for_ghost("price * count")
+    neovim.keys("pr<Tab>")  # Faster than any answer to `p` and `r`.
+    wait_for(lambda: "count" in neovim.lines[1], "accepted text")
+    assert neovim.lines[1] == "total = price * count"
+    assert neovim.cursor == (1, len("total = price * count"))
+
+
+def test_accepting_what_no_longer_fits_types_the_key(open_file: OpenFile) -> None:
+    neovim = open_file(b"x = 1\n", {"total = ": "price * count"}, name="notes.txt")
+    neovim.keys("ototal = ")
+    neovim.wait_for_ghost("price * count")
+    neovim.keys("q<Tab>")  # Faster than any answer to `q`.
+    wait_for(lambda: neovim.lines[1] == "total = q\t", "typed tab", seen=lambda: neovim.lines)
+
+
+def test_accept_key_without_ghost_text_is_an_ordinary_tab(open_file: OpenFile) -> None:
+    neovim = open_file(b"\n", {}, name="notes.txt")
+    neovim.keys("i<Tab>x")
+    wait_for(lambda: neovim.lines == ["\tx"], "typed tab", seen=lambda: neovim.lines)
+
+
+def test_escape_dismisses(open_file: OpenFile) -> None:
+    neovim = open_file(b"", {"total = ": "price * count"})
+    neovim.keys("itotal = ")
+    neovim.wait_for_ghost("price * count")
+    neovim.keys("<Esc>")
+    neovim.wait_for_ghost("")
+    assert neovim.save() == b"total = \n"
+
+
+def test_crlf_file_stays_crlf(open_file: OpenFile) -> None:
+    neovim = open_file(b"def f(a):\r\n    \r\nf(1)\r\n", {"if a:": "\n        a = -a\n        print(a)"})
+    neovim.keys("jAif a:")
+    neovim.wait_for_ghost("\n        a = -a\n        print(a)")
+    neovim.keys("<Tab>")
+    wait_for(lambda: len(neovim.lines) == 5, "accepted text")
+    assert neovim.save() == b"def f(a):\r\n    if a:\r\n        a = -a\r\n        print(a)\r\nf(1)\r\n"
+
+
+def test_emoji_before_the_cursor(open_file: OpenFile) -> None:
+    neovim = open_file("mood = '👩‍🚀🙂'; \n".encode(), {"print(": "mood, '🙂 ok')"})
+    neovim.keys("Aprint(")
+    neovim.wait_for_ghost("mood, '🙂 ok')")
+    neovim.keys("<Tab>")
+    wait_for(lambda: "ok" in neovim.lines[0], "accepted text")
+    assert neovim.cursor == (0, len("mood = '👩‍🚀🙂'; print(mood, '🙂 ok')".encode()))
+    assert neovim.save().decode() == "mood = '👩‍🚀🙂'; print(mood, '🙂 ok')\n"
+
+
+def test_a_killed_engine_costs_no_key_stroke(open_file: OpenFile, engine: Engine) -> None:
+    neovim = open_file(b"", {"total = ": "price * count", "mean = ": "total / n"})
+    neovim.keys("itotal = ")
+    neovim.wait_for_ghost("price * count")
+    neovim.keys("<Tab>")
+    wait_for(lambda: neovim.lines == ["total = price * count"], "accepted text")
+    neovim.keys("<CR>me")
+    engine.kill()
+    neovim.keys("an = ")
+    wait_for(lambda: neovim.lines[-1] == "mean = ", "every typed character")
+
+    def completed() -> bool:
+        neovim.keys("<BS> ")  # The person types on; an answer is owed to the newest key stroke only.
+        try:
+            wait_for(lambda: neovim.ghost == "total / n", "ghost text", seconds=2)
+        except pytest.fail.Exception:
+            return False
+        return True
+
+    wait_for(completed, "completion by a new engine")
+    neovim.keys("<Tab>")
+    wait_for(lambda: neovim.lines[-1] == "mean = total / n", "accepted text")
+    assert "Traceback" not in neovim.messages
+    assert "Error" not in neovim.messages
+    assert neovim.save() == b"total = price * count\nmean = total / n\n"
+
+
+def test_checkhealth_finds_everything(open_file: OpenFile) -> None:
+    neovim = open_file(b"", {})
+    neovim.nvim.command("checkhealth infill")
+    report = "\n".join(neovim.lines)
+    assert "ERROR" not in report
+    assert "WARNING" not in report
+    for found in ("Neovim 0.", "infill-lsp ", "with ghost text in 1 of 1 buffers", "<Tab> accepts"):
+        assert found in report
+
+
+def test_a_wrong_setting_is_said_in_one_line_and_the_defaults_hold(executable: str, tmp_path: Path) -> None:
+    nvim = pynvim.attach("child", argv=[executable, "--embed", "--headless", "--clean"])
+    try:
+        nvim.command(f"set runtimepath^={REPOSITORY / 'editors' / 'neovim'}")
+        nvim.exec_lua("vim.notify = function(text) vim.g.said = text end")
+        nvim.exec_lua("require('infill').setup({ acept_key = '<C-l>' })")
+        assert "acept_key" in nvim.vars["said"]
+        assert "\n" not in nvim.vars["said"]
+        assert nvim.exec_lua("return require('infill').settings.accept_key") == "<Tab>"
+    finally:
+        nvim.close()
+
+
+def test_a_key_that_somebody_has_is_left_alone(executable: str) -> None:
+    nvim = pynvim.attach("child", argv=[executable, "--embed", "--headless", "--clean"])
+    try:
+        nvim.command(f"set runtimepath^={REPOSITORY / 'editors' / 'neovim'}")
+        nvim.command("inoremap <Tab> mine")
+        nvim.exec_lua("require('infill').setup()")
+        assert nvim.funcs.maparg("<Tab>", "i") == "mine"
+    finally:
+        nvim.close()
+
+
+def test_sourcing_the_plugin_starts_nothing_and_takes_no_key(executable: str) -> None:
+    nvim = pynvim.attach("child", argv=[executable, "--embed", "--headless", "--clean"])
+    try:
+        before = nvim.exec_lua("return #vim.api.nvim_get_keymap('i')")
+        nvim.command(f"set runtimepath^={REPOSITORY / 'editors' / 'neovim'}")
+        nvim.command("runtime plugin/infill.lua")
+        assert nvim.exec_lua("return vim.lsp.is_enabled('infill_lsp')") is False
+        assert nvim.exec_lua("return #vim.api.nvim_get_keymap('i')") == before + 1
+        assert nvim.funcs.hasmapto("<Plug>(infill-accept)", "i") == 0
+    finally:
+        nvim.close()
