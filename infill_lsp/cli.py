@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import io
 import logging
 import sys
 from collections.abc import Sequence
@@ -92,6 +93,8 @@ def _announce(port: int) -> None:
 def _doctor(options: argparse.Namespace) -> int:
     from infill_lsp.doctor import examine
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # A terminal without check marks gets question marks.
     return 0 if asyncio.run(examine(options.model, options.python)) else 1
 
 

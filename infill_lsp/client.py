@@ -180,14 +180,12 @@ class EngineClient:
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         """A detached engine process, which outlives this one."""
-        program = shutil.which(os.path.expanduser(self.python))
-        if program is None:
-            raise EngineError(f"no program {self.python}: set infill.engine.python to a Python interpreter")
+        program = interpreter(self.python)
         self._starts.append(time.monotonic())
         with self._start_log().open("ab") as log:
             log.truncate(0)
             return subprocess.Popen(
-                [os.path.abspath(program), "-m", "infill_engine", "serve", "--model", self.model],
+                [program, "-m", "infill_engine", "serve", "--model", self.model],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -205,6 +203,14 @@ class EngineClient:
         except OSError:
             folder = socket.parent
         return (folder if os.access(folder, os.W_OK) else socket.parent) / f"start-{socket.stem}.log"
+
+
+def interpreter(python: str) -> str:
+    """The absolute path of a program given by path or name. Raises `EngineError` if there is none."""
+    program = shutil.which(os.path.expanduser(python))
+    if program is None:
+        raise EngineError(f"no program {python}: set infill.engine.python to a Python interpreter")
+    return os.path.abspath(program)
 
 
 class _OwnPeerBackend(httpcore.AsyncNetworkBackend):

@@ -1,0 +1,178 @@
+"""`infill-lsp doctor`: looks at everything a completion needs, then makes one, and says how to cure what is not well.
+
+Prints a line a check. Imports nothing that it looks for: the engine's packages are asked for in the engine's own
+Python.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from importlib import metadata
+
+from infill_engine import protocol
+from infill_engine.protocol import Candidate, Final, InfillRequest, Status
+
+from infill_lsp import __version__
+from infill_lsp.client import EngineClient, EngineError, interpreter
+from infill_lsp.documents import GRAMMARS, Document
+
+#: What the engine needs, besides torch.
+PACKAGES = ("tokenizers", "gguf", "safetensors", "numpy", "starlette", "uvicorn", "rich")
+#: Run in the engine's Python: the versions of the packages named, null where there is none.
+PROBE = """
+import importlib.metadata, json, sys
+found = {}
+for name in sys.argv[1:]:
+    try:
+        found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        found[name] = None
+print(json.dumps(found))
+"""
+#: A gap that every model fills.
+REQUEST = InfillRequest(
+    client=f"doctor-{os.getpid()}",
+    document="doctor",
+    language="python",
+    prefix="def add(a, b):\n",
+    head="    return ",
+    deadline_ms=5000,
+)
+
+
+async def examine(model: str, python: str) -> bool:
+    """Prints what it finds with `infill.model` and `infill.engine.python` set so; True if all is well."""
+    report = _Report()
+    _server(report)
+    _packages(report, python)
+    _places(report, model)
+    engine = EngineClient(model, python)
+    if await _ready(report, engine):
+        await _completion(report, engine)
+    await engine.aclose()
+    print("All is well." if report.well else "Not all is well: see ✗.")
+    return report.well
+
+
+class _Report:
+    """Prints the checks, and knows whether all went well."""
+
+    def __init__(self) -> None:
+        self.well = True
+
+    def ok(self, text: str) -> None:
+        print(f"✓ {text}", flush=True)
+
+    def waiting(self, text: str) -> None:
+        print(f"… {text}", flush=True)
+
+    def failed(self, text: str, cure: str) -> None:
+        self.well = False
+        print(f"✗ {text}\n  cure: {cure}", flush=True)
+
+
+def _server(report: _Report) -> None:
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("pygls", "tree-sitter", "httpcore"))
+    report.ok(f"infill-lsp {__version__}, Python {platform.python_version()}, {versions}")
+    for language, (package, _) in GRAMMARS.items():
+        if Document("file:///x", language, 1, "x").snapshot(0, 0, "utf-8").tree is not None:
+            report.ok(f"grammar {language}: {metadata.version(package)}")
+        else:
+            report.failed(f"grammar {language}: does not load", f"{sys.executable} -m pip install -U {package}")
+
+
+def _packages(report: _Report, python: str) -> None:
+    try:
+        program = interpreter(python)
+        names = ("torch", *PACKAGES)
+        probe = subprocess.run([program, "-c", PROBE, *names], capture_output=True, check=True, cwd="/")
+        found: Mapping[str, str | None] = json.loads(probe.stdout)
+    except (EngineError, OSError, subprocess.CalledProcessError, ValueError) as error:
+        report.failed(f"Python of the engine: {error}", "set infill.engine.python to a Python interpreter")
+        return
+    if found["torch"]:
+        report.ok(f"torch {found['torch']} in {program}")
+    else:
+        report.failed(f"torch is not installed in {program}", _torch_cure(program))
+    missing = [name for name in PACKAGES if not found[name]]
+    if missing:
+        cure = f'{program} -m pip install "infill-lsp[engine]"'
+        report.failed(f"not installed in {program}: {', '.join(missing)}", cure)
+    else:
+        report.ok(", ".join(f"{name} {found[name]}" for name in PACKAGES))
+
+
+def _torch_cure(program: str) -> str:
+    """The size first: on Linux the default build is the one for CUDA."""
+    if sys.platform == "linux" and shutil.which("nvidia-smi") is None:
+        index = "https://download.pytorch.org/whl/cpu"
+        return f"about 200 MB, not the several GB of the CUDA build: {program} -m pip install --index-url {index} torch"
+    return f"{program} -m pip install torch"
+
+
+def _places(report: _Report, model: str) -> None:
+    cache = protocol.cache_dir()
+    try:
+        report.ok(f"socket: {protocol.socket_path(model)}")
+    except OSError as error:
+        report.failed(f"socket: {error}", "set INFILL_RUNTIME_DIR to a short path in a folder of your own")
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        writable = os.access(cache, os.W_OK)
+    except OSError:
+        writable = False
+    if writable:
+        report.ok(f"weights and logs: {cache}")
+    else:
+        report.failed(f"{cache} cannot be written", "set INFILL_CACHE_DIR to a folder of your own")
+
+
+async def _ready(report: _Report, engine: EngineClient) -> bool:
+    """Waits for the engine, telling why; reports what came of it."""
+    told = ""
+    try:
+        async for status in engine.bring_up():
+            line = _progress(status)
+            if status.state in ("starting", "fetching") and line != told:
+                told = line
+                report.waiting(line)
+    except EngineError as error:
+        report.failed(f"engine: {error}", f"the lines above, or the logs in {protocol.cache_dir()}")
+        return False
+    if status.state == "error":
+        report.failed(f"engine: {status.message}", f"see above; its log is in {protocol.cache_dir()}")
+        return False
+    device = f"{status.device}, {status.dtype}"
+    report.ok(f"engine: process {status.pid} serves {status.model} on {device}")
+    return True
+
+
+def _progress(status: Status) -> str:
+    """In steps of a tenth: each is a line."""
+    if status.progress is None:
+        return status.message
+    return f"{status.message} ({int(10 * status.progress) * 10}%)"
+
+
+async def _completion(report: _Report, engine: EngineClient) -> None:
+    start = time.perf_counter()
+    text, final = "", Final("error")
+    async for event in engine.infill(REQUEST):
+        if isinstance(event, Candidate):
+            text = event.text
+        elif isinstance(event, Final):
+            final = event
+    milliseconds = 1000 * (time.perf_counter() - start)
+    asked = f"{REQUEST.prefix}{REQUEST.head}".replace("\n", "⏎")
+    if text.strip() and final.reason in ("end", "limit", "deadline"):
+        report.ok(f"completion: {asked}[{text}] in {milliseconds:.0f} ms")
+    else:
+        reason = final.message or final.reason
+        report.failed(f"completion: no text ({reason})", f"see the engine's log in {protocol.cache_dir()}")
