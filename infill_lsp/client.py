@@ -182,17 +182,19 @@ class EngineClient:
         """A detached engine process, which outlives this one."""
         program = interpreter(self.python)
         self._starts.append(time.monotonic())
-        with self._start_log().open("ab") as log:
-            log.truncate(0)
-            return subprocess.Popen(
-                [program, "-m", "infill_engine", "serve", "--model", self.model],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                # `python -m` finds modules in its working directory first; the editor's may hold anything.
-                cwd="/",
-            )
+        try:
+            with self._start_log().open("ab") as log:
+                log.truncate(0)
+                return subprocess.Popen(
+                    [program, "-m", "infill_engine", "serve", "--model", self.model],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    cwd="/",  # `python -m` looks for modules here first, and the editor's folder may hold anything.
+                )
+        except OSError as error:
+            raise EngineError(f"the engine cannot be started ({error}): {CURE}") from None
 
     def _start_log(self) -> Path:
         """Where a starting engine writes before it has a log of its own: the cache, or beside the socket."""

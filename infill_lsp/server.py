@@ -129,7 +129,9 @@ async def serve_stdio(server: InfillServer) -> None:
     reader = _MessageReader()
     protocol = asyncio.StreamReaderProtocol(reader)
     await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin.buffer)
-    await _serve(server, reader, StdoutWriter(sys.stdout.buffer))
+    writer = StdoutWriter(sys.stdout.buffer)
+    with contextlib.redirect_stdout(sys.stderr):  # A stray print would be taken for a message.
+        await _serve(server, reader, writer)
 
 
 async def serve_tcp(server: InfillServer, port: int, listening: Callable[[int], None]) -> None:

@@ -159,9 +159,7 @@ async def test_a_refusal_is_given_in_the_engines_words(engine: EngineClient) -> 
         assert await events_of(engine) == [Final("error", "max_lines must be at least 1")]
 
 
-async def test_a_hanging_engine_ends_in_an_error(
-    engine: EngineClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_hanging_engine_ends_in_an_error(engine: EngineClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "GRACE_S", 0.01)
     request = msgspec.structs.replace(REQUEST, deadline_ms=10)
 
@@ -206,9 +204,7 @@ async def test_cancelling_closes_the_stream_and_leaves_the_client_usable(engine:
         assert await events_of(engine) == [Final("end")]
 
 
-async def test_nothing_is_sent_to_another_users_process(
-    engine: EngineClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nothing_is_sent_to_another_users_process(engine: EngineClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "peer_uid", lambda connection: os.getuid() + 1)
 
     async def answer(target: str, body: bytes, writer: asyncio.StreamWriter) -> None:
@@ -287,6 +283,13 @@ async def test_a_cache_that_cannot_be_written_does_not_stop_the_start(home: Path
 async def test_a_missing_python_is_named(home: Path) -> None:
     with pytest.raises(EngineError, match=r"no program /nowhere/python: set infill\.engine\.python"):
         await anext(EngineClient("m", "/nowhere/python").bring_up())
+
+
+async def test_a_program_that_cannot_be_run_is_one_line(home: Path) -> None:
+    (home / "python").write_bytes(b"\x7fELF no more")
+    (home / "python").chmod(0o700)
+    with pytest.raises(EngineError, match="cannot be started"):
+        await anext(EngineClient("m", str(home / "python")).bring_up())
 
 
 async def test_the_engine_is_started_detached_and_away_from_the_editors_folder(home: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 import os
 import re
 import signal
@@ -15,6 +17,9 @@ from editor import Editor, engine_status, fake_model, ready
 from infill_engine.protocol import Status
 from lsprotocol import types
 from pygls.exceptions import JsonRpcException, JsonRpcInvalidParams
+from pygls.io_ import StdoutWriter
+
+from infill_lsp.server import create_server
 
 pytestmark = pytest.mark.process
 
@@ -229,6 +234,21 @@ async def test_parameters_that_do_not_fit_get_an_error_without_a_traceback(edito
     editor.write(b"{]\xff!!")
     assert (await editor.item(0, 7)).insert_text == "a + b"
     assert editor.messages == []
+
+
+async def test_a_fault_of_our_own_is_answered_without_internals(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = create_server()
+    out = io.BytesIO()
+    server.protocol.set_writer(StdoutWriter(out), include_headers=False)
+    monkeypatch.setattr(server, "snapshot", lambda params: {}["secret"])
+    where = {"textDocument": {"uri": "u"}, "position": {"line": 0, "character": 0}}
+    params = {**where, "context": {"triggerKind": 1}}
+    message = {"jsonrpc": "2.0", "id": 1, "method": types.TEXT_DOCUMENT_INLINE_COMPLETION, "params": params}
+    text = json.dumps(message)
+    server.protocol.handle_message(json.loads(text, object_hook=server.protocol.structure_message))
+    await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
+    error = json.loads(out.getvalue())["error"]
+    assert error == {"code": -32603, "message": "a fault in infill-lsp: see its log"}
 
 
 async def test_a_change_of_a_document_that_is_not_open_is_no_fault(editor: Editor, quick: str) -> None:

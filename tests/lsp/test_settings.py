@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from infill_lsp.settings import Deadline, Settings, parse
@@ -18,13 +22,9 @@ def test_nothing_set_means_defaults(options: object) -> None:
 
 
 def test_values_arrive_under_their_wire_names() -> None:
-    settings, problems = parse(
-        {"enabled": False, "maxLines": 3, "deadline": {"automatic": 250}, "logLevel": "debug"}
-    )
+    settings, problems = parse({"enabled": False, "maxLines": 3, "deadline": {"automatic": 250}, "logLevel": "debug"})
     assert problems == []
-    assert settings == Settings(
-        enabled=False, max_lines=3, deadline=Deadline(automatic=250), log_level="debug"
-    )
+    assert settings == Settings(enabled=False, max_lines=3, deadline=Deadline(automatic=250), log_level="debug")
 
 
 @pytest.mark.parametrize(
@@ -41,9 +41,7 @@ def test_values_arrive_under_their_wire_names() -> None:
         (["enabled"], "infill", '["enabled"]', "an object"),
     ],
 )
-def test_a_bad_value_is_named_with_what_it_got_and_takes(
-    options: object, key: str, got: str, takes: str
-) -> None:
+def test_a_bad_value_is_named_with_what_it_got_and_takes(options: object, key: str, got: str, takes: str) -> None:
     settings, problems = parse(options)
     assert settings == Settings()
     (problem,) = problems
@@ -70,3 +68,20 @@ def test_a_long_value_stays_on_one_short_line() -> None:
     _, problems = parse({"enabled": ["line\n"] * 1000})
     assert len(problems[0]) < 160
     assert "\n" not in problems[0]
+
+
+def test_the_documentation_names_every_setting_and_its_default() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+    rows = {}
+    for line in text.splitlines():
+        if line.startswith("| `"):
+            keys, default = line.split(" | ")[:2]
+            rows.update(zip(re.findall(r"`(.+?)`", keys), default.split(", "), strict=False))
+    settings = msgspec.to_builtins(Settings())
+    for key, value in settings.items():
+        nested = value.items() if isinstance(value, dict) else [(None, value)]
+        for inner, default in nested:
+            name = key if inner is None else f"{key}.{inner}"
+            assert name in rows
+            if name not in ("engine.python", "logLevel"):  # Their defaults depend on how the server is run.
+                assert rows[name] == f"`{json.dumps(default)}`"

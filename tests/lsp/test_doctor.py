@@ -1,0 +1,65 @@
+"""The doctor finds what is wrong, and says how to cure it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from editor import fake_model
+
+pytestmark = pytest.mark.process
+
+
+def doctor(*arguments: str, **environment: str) -> tuple[int, str]:
+    """Exit code and output."""
+    command = [sys.executable, "-m", "infill_lsp", "doctor", *arguments]
+    result = subprocess.run(
+        command, env=os.environ | environment, capture_output=True, text=True, encoding="utf-8", timeout=120
+    )
+    assert result.stderr == ""
+    return result.returncode, result.stdout
+
+
+def test_where_all_is_well_a_completion_is_shown_with_its_time(home: Path) -> None:
+    code, output = doctor("--model", fake_model(home, "quick", {"return ": "a + b"}))
+    assert code == 0, output
+    assert "✗" not in output
+    last = output.splitlines()[-2]
+    assert "[a + b] in " in last
+    assert last.endswith(" ms")
+
+
+def test_a_model_that_says_nothing_is_not_well(home: Path) -> None:
+    code, output = doctor("--model", fake_model(home, "mute", {}))
+    assert code == 1
+    assert "✗ completion: no text" in output
+
+
+def test_every_fault_comes_with_a_cure(home: Path) -> None:
+    python = home / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')  # A Python without any package.
+    python.chmod(0o700)
+    (home / "cache").write_text("a file where the folder should be")
+    code, output = doctor("--python", str(python), "--model", fake_model(home, "quick", {}))
+    lines = output.splitlines()
+    faults = [index for index, line in enumerate(lines) if line.startswith("✗")]
+    assert code == 1
+    assert [lines[index].split()[1] for index in faults] == ["torch", "not", str(home / "cache"), "engine:"]
+    assert all(lines[index + 1].startswith("  cure: ") for index in faults)
+    assert "pip install" in output
+    assert "No module named infill_engine" in output
+
+
+def test_a_python_that_is_none_is_named(home: Path) -> None:
+    code, output = doctor("--python", "/nowhere/python", "--model", "m")
+    assert code == 1
+    assert "✗ Python of the engine: no program /nowhere/python" in output
+
+
+def test_a_terminal_without_check_marks_is_served(home: Path) -> None:
+    code, output = doctor("--python", "/nowhere/python", "--model", "m", PYTHONIOENCODING="ascii")
+    assert code == 1
+    assert output.startswith("? infill-lsp ")
