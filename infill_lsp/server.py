@@ -91,10 +91,11 @@ def initialize(ls: InfillServer, params: types.InitializeParams) -> None:
     experimental = params.capabilities.experimental
     infill = experimental.get("infill") if isinstance(experimental, dict) else None
     ls.wants_canvas = isinstance(infill, dict) and infill.get("canvas") is True
+    ls.watch_editor()
 
 
 async def initialized(ls: InfillServer, _: types.InitializedParams) -> None:
-    ls.watch_editor()
+    """From now on the editor can be told things."""
     await ls.settle()
 
 
@@ -336,7 +337,10 @@ class InfillServer(LanguageServer):
         self._following = asyncio.create_task(self._follow(self.engine))
 
     def watch_editor(self) -> None:
-        """Ends this process when the editor's is gone: a child of the editor may hold our stdin open."""
+        """Ends this process when the editor's is gone: a child of the editor may hold our stdin open.
+
+        An editor in another container or on another machine gives a process that is not here: it is not watched.
+        """
         if self.process_id is not None and _is_alive(self.process_id):
             self._watching = asyncio.create_task(self._watch(self.process_id))
 

@@ -37,6 +37,11 @@ def slow(shared_home: Path) -> str:
     return fake_model(shared_home, "slow", {"return ": "a" * 64, "step_s": 0.02})
 
 
+def patient(model: str) -> dict[str, object]:
+    """Settings with which only the model's end or the editor ends a request."""
+    return {"model": model, "deadline": {"invoked": 60_000}}
+
+
 async def busy(model: str, live: int) -> Status:
     """Waits until the engine answers that many requests."""
     while (status := await engine_status(model)) is None or status.live != live:  # noqa: ASYNC110
@@ -157,7 +162,7 @@ async def test_settings_of_others_leave_ours_alone(editor: Editor, quick: str) -
 
 
 async def test_a_cancelled_request_ends_in_the_engine_too(editor: Editor, slow: str) -> None:
-    await editor.start(options={"model": await ready(slow)})
+    await editor.start(options=patient(await ready(slow)))
     editor.open("return ")
     request = asyncio.create_task(editor.complete(0, 7, msg_id="mine"))
     await busy(slow, 1)
@@ -172,7 +177,7 @@ async def test_a_cancelled_request_ends_in_the_engine_too(editor: Editor, slow: 
 
 
 async def test_a_newer_request_supersedes_the_older_of_its_document(editor: Editor, slow: str) -> None:
-    await editor.start(options={"model": await ready(slow)})
+    await editor.start(options=patient(await ready(slow)))
     editor.open("return ")
     older = asyncio.create_task(editor.complete(0, 7))
     await busy(slow, 1)
@@ -185,7 +190,7 @@ async def test_a_newer_request_supersedes_the_older_of_its_document(editor: Edit
 
 
 async def test_a_request_overtaken_by_an_edit_is_null(editor: Editor, slow: str) -> None:
-    await editor.start(options={"model": await ready(slow)})
+    await editor.start(options=patient(await ready(slow)))
     editor.open("return ")
     request = asyncio.create_task(editor.complete(0, 7))
     await busy(slow, 1)
@@ -282,7 +287,7 @@ async def test_a_model_that_cannot_be_loaded_is_told_once(editor: Editor, home: 
 
 async def test_a_cold_start_answers_at_once_and_a_killed_engine_comes_back(editor: Editor, home: Path) -> None:
     model = fake_model(home, "slow", {"return ": "a" * 64, "step_s": 0.02})
-    await editor.start(options={"model": model})
+    await editor.start(options=patient(model))
     editor.open("return ")
     assert await editor.complete(0, 7) == []
     await ready(model)
