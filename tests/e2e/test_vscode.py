@@ -52,7 +52,9 @@ def open_window(code_server: Path, vsix: Path, tmp_path: Path, server_command: s
     started: list[subprocess.Popen[bytes]] = []
 
     def open_window(settings: dict[str, Any]) -> str:
-        write_settings(profile / "User", {"workbench.secondarySideBar.defaultVisibility": "hidden", **settings})
+        # A browser's VS Code saves by itself, and a clean tab would not tell that the journey's save came through.
+        quiet = {"workbench.secondarySideBar.defaultVisibility": "hidden", "files.autoSave": "off"}
+        write_settings(profile / "User", quiet | settings)
         # Which program is started is for the machine that starts it: user settings must not reach there.
         write_settings(profile / "Machine", {"infill.server.path": server_command})
         port = free_port()

@@ -52,6 +52,8 @@ async function travel(page, journey) {
 
   await page.keyboard.press('Tab');
   await ghost.first().waitFor({ state: 'detached', timeout: STEP_MS });
+  const text = async () => (await editor.innerText()).replaceAll('\u00a0', ' ');
+  await until(async () => (await text()).includes(journey.ghost), `accepted text ${journey.ghost}`, text);
   await page.keyboard.press('Control+s');
   await page.locator('.tab.active:not(.dirty)').waitFor({ timeout: STEP_MS });
   await shoot('vscode-accepted.png');
