@@ -46,8 +46,8 @@ class ContextCache:
 
     @property
     def nbytes(self) -> int:
-        """Memory held by encoded contexts."""
-        return sum(entry.kv.nbytes for entry in self._entries.values() if entry.kv is not None)
+        """Memory held by encoded contexts; may be asked for from another thread."""
+        return sum(entry.kv.nbytes for entry in list(self._entries.values()) if entry.kv is not None)
 
     def window(
         self, key: tuple[str, ...], lines: Sequence[tuple[int, ...]], budget: int, seconds: float

@@ -17,6 +17,10 @@ TAB = 8
 CLEAR_AFTER, CLEAR_MARGIN = 2, 0.5
 
 
+#: A text that ends with the same run of up to so many bytes, so many times over and for so many bytes in all, is stuck.
+LONGEST_STUTTER, STUTTERS, STUTTER_BYTES = 48, 4, 24
+
+
 @dataclass(slots=True)
 class GapText:
     """Grows by tokens; `rest` is what healing took back and the first tokens write again."""
@@ -112,6 +116,9 @@ class GapText:
             whole = finished if len(finished) < new_line else request.head.encode() + finished
             if self._repeats_suffix(whole):
                 return self._cut(new_line - len(finished))
+        if (once := _stutter(gap)) is not None:
+            # What repeats itself is worth nothing, and seldom is what led there: keep the lines before it.
+            return self._cut(max(gap.rfind(b"\n", 0, once), 0) or once, "limit")
         return "limit" if self.tokens >= request.max_tokens else None
 
     def _cut(self, at: int, reason: Reason = "end") -> Reason:
@@ -124,7 +131,19 @@ class GapText:
         return len(following) > 3 and line.strip() == following
 
 
+_NO_WORD = bytes(c for c in range(0x80) if not chr(c).isalnum())
 _WORD = bytes(c for c in range(256) if chr(c).isalnum() or c == ord("_") or c >= 0x80)
+
+
+def _stutter(text: bytes) -> int | None:
+    """Where the first of the equal runs ends that the text ends with, if it does. One character again and again, such as
+    in a ruler or a number, is none, nor is what holds no word."""
+    for period in range(2, LONGEST_STUTTER + 1):
+        run = text[-period:]
+        times = max(STUTTERS, -(-STUTTER_BYTES // period))
+        if text.endswith(run * times) and len(set(run)) > 1 and run.strip(_NO_WORD):
+            return len(text) - (times - 1) * period
+    return None
 
 
 def _columns(line: bytes) -> int:

@@ -147,7 +147,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = ""
     uptime_s: float = 0.0
     requests: int = 0
+    #: Requests being answered, and documents whose context is being encoded ahead of need.
     live: int = 0
+    background: int = 0
     cache_bytes: int = 0
 
 

@@ -123,6 +123,11 @@ class Scheduler:
         """Infill requests that are being answered."""
         return sum(job.emit is not None and job.verdict is None for job in list(self._jobs))
 
+    @property
+    def background(self) -> int:
+        """Documents whose contexts are still to be encoded ahead of need."""
+        return sum(job.emit is None and job.verdict is None for job in list(self._jobs))
+
     def idle_s(self) -> float:
         """Seconds since anything was asked for or loaded; 0 while there is work."""
         with self._wake:

@@ -67,6 +67,7 @@ def create_app(
             uptime_s=time.monotonic() - born,
             requests=scheduler.requests,
             live=scheduler.live,
+            background=scheduler.background,
             cache_bytes=engine.cache_bytes if engine else 0,
         )
         return Response(protocol.encode(answer), media_type="application/json")

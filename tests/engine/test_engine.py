@@ -20,6 +20,10 @@ from infill_engine.tokenizer import ByteCodec
 CONFIG = EngineConfig(prefix_tokens=400, suffix_tokens=32, chunk_tokens=16)
 
 
+#: Text that never repeats itself.
+LONG = " ".join(str(i) for i in range(200))
+
+
 def build(table: dict[str, str], lookahead: int = 0, policy=None, step_s: float = 0.0) -> tuple[Engine, FakeDenoiser]:
     denoiser = FakeDenoiser(table, lookahead=lookahead, step_s=step_s)
     return Engine("fake", denoiser, ByteCodec(), CONFIG, policy), denoiser
@@ -62,21 +66,21 @@ def test_several_lines_stream_as_they_are_finished():
 
 @pytest.mark.parametrize("length", [FIRST_SLOTS - 1, FIRST_SLOTS, FIRST_SLOTS + 1, 100])
 def test_the_canvas_grows_when_it_is_full(length):
-    engine, _ = build({"=": "x" * length})
+    engine, _ = build({"=": LONG[:length]})
     text, final, _ = run(engine, request(head="=", max_tokens=200))
-    assert text == "x" * length
+    assert text == LONG[:length]
     assert final.reason == "end"
 
 
 def test_a_gap_without_an_end_stops_at_the_largest_canvas():
-    engine, _ = build({"=": "x" * 1000})
+    engine, _ = build({"=": LONG})
     _, final, _ = run(engine, request(head="=", max_tokens=5000))
     assert final.reason == "limit"
     assert final.timing.committed == MOST_SLOTS
 
 
 @pytest.mark.parametrize("lookahead", [0, 1, 3, 8])
-@pytest.mark.parametrize("text", ["a", "abc", "aab\n  c", "x" * 40])
+@pytest.mark.parametrize("text", ["a", "abc", "aab\n  c", LONG[:40]])
 def test_verified_denoising_writes_what_the_sequential_decode_writes(lookahead, text):
     plain, slow = build({"=": text})
     parallel, fast = build({"=": text}, lookahead=lookahead)
@@ -127,14 +131,13 @@ def test_frames_show_the_canvas_as_it_was():
 
 
 def test_the_deadline_ends_it_with_the_best_text_so_far():
-    engine, _ = build({"=": "word " * 30}, step_s=0.005)
+    engine, _ = build({"=": LONG}, step_s=0.005)
     wanted = replace_deadline(request(head="=", max_tokens=200), 60)
     began = time.monotonic()
     text, final, _ = run(engine, wanted)
     assert final.reason == "deadline"
-    whole = "word " * 30
-    assert text != whole
-    assert whole.startswith(text)
+    assert text != LONG
+    assert LONG.startswith(text)
     assert text.endswith(" ")
     assert time.monotonic() - began < 2.0
 

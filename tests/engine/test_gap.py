@@ -79,6 +79,23 @@ def test_a_short_line_may_repeat():
     assert reason is None
 
 
+@pytest.mark.parametrize("unit", ["{name} ", "ab, ", "lambda x: lambda x: "])
+def test_a_model_that_stutters_is_stopped(unit):
+    gap, reason = write("\n  done()\n  f(" + unit * 50, max_lines=8)
+    assert reason == "limit"
+    assert gap.candidate().text == "\n  done()"
+    gap, reason = write("f(" + unit * 50, max_tokens=2000)
+    assert reason == "limit"
+    assert gap.candidate().text.count(unit) <= 1
+
+
+@pytest.mark.parametrize("text", ["# " + "-" * 70, " " * 60 + "x", "0, 0, 0, 0, 1", "a" * 99, "0x" + "0" * 64])
+def test_rulers_and_indentation_are_no_stutter(text):
+    gap, reason = write(text, max_tokens=500)
+    assert reason is None
+    assert gap.candidate().text == text
+
+
 def test_the_token_limit():
     gap, reason = write("abcdefgh", max_tokens=5)
     assert reason == "limit"
