@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from infill_engine import process
 from infill_engine.protocol import Status
 from lsprotocol import types
 from pygls.lsp.client import LanguageClient
@@ -77,12 +78,12 @@ class Session:
 
     async def idle(self) -> None:
         """Waits until the engine neither answers nor encodes ahead."""
-        while (status := await self._engine.status()) is not None and status.live + status.background:
+        while (status := await self._engine.status()) is not None and status.live + status.background:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 
     async def stop_engine(self) -> None:
         """Ends the resident engine of this session's model."""
-        await self._engine.stop()
+        await asyncio.to_thread(process.stop, self._engine.model)
 
     def open(self, uri: str, text: str, language: str = "python") -> None:
         self._versions[uri] = 1

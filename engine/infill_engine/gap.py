@@ -17,7 +17,7 @@ TAB = 8
 CLEAR_AFTER, CLEAR_MARGIN = 2, 0.5
 
 
-#: A text that ends with the same run of up to so many bytes, so many times over and for so many bytes in all, is stuck.
+#: A text is stuck if it ends with the same run of up to so many bytes, so many times over, for so many bytes in all.
 LONGEST_STUTTER, STUTTERS, STUTTER_BYTES = 48, 4, 24
 
 
@@ -136,8 +136,8 @@ _WORD = bytes(c for c in range(256) if chr(c).isalnum() or c == ord("_") or c >=
 
 
 def _stutter(text: bytes) -> int | None:
-    """Where the first of the equal runs ends that the text ends with, if it does. One character again and again, such as
-    in a ruler or a number, is none, nor is what holds no word."""
+    """Where the first of the equal runs ends that the text ends with, if it does. One character again and again, as in
+    a ruler or a number, is none, nor is what holds no word."""
     for period in range(2, LONGEST_STUTTER + 1):
         run = text[-period:]
         times = max(STUTTERS, -(-STUTTER_BYTES // period))
