@@ -91,6 +91,7 @@ def initialize(ls: InfillServer, params: types.InitializeParams) -> None:
     experimental = params.capabilities.experimental
     infill = experimental.get("infill") if isinstance(experimental, dict) else None
     ls.wants_canvas = isinstance(infill, dict) and infill.get("canvas") is True
+    ls.wants_timing = isinstance(infill, dict) and infill.get("timing") is True
     ls.watch_editor()
 
 
@@ -192,6 +193,8 @@ class InfillServer(LanguageServer):
         self.problems: list[str] = []
         #: Whether the editor draws the canvas as it denoises.
         self.wants_canvas = False
+        #: Whether it wants to know where a request's time went.
+        self.wants_timing = False
         self.documents: dict[str, Document] = {}
         #: The snapshot of each document's newest request.
         self._newest: dict[str, Snapshot] = {}
@@ -292,7 +295,7 @@ class InfillServer(LanguageServer):
                     case Frame():
                         self.protocol.notify("infill/canvas", _canvas(event, snapshot))
                     case Final("end" | "limit" | "deadline"):
-                        if self.wants_canvas:
+                        if self.wants_timing:
                             self.protocol.notify("infill/timing", _timing(event, snapshot))
                     case Final(reason, message):
                         best = None

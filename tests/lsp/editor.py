@@ -83,7 +83,7 @@ class Editor:
                     text_document=types.TextDocumentClientCapabilities(
                         inline_completion=types.InlineCompletionClientCapabilities()
                     ),
-                    experimental={"infill": {"canvas": canvas}},
+                    experimental={"infill": {"canvas": canvas, "timing": canvas}},
                 ),
             )
         )
