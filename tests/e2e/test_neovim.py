@@ -274,38 +274,41 @@ def test_checkhealth_finds_everything(open_file: OpenFile) -> None:
         assert found in report
 
 
-def test_a_wrong_setting_is_said_in_one_line_and_the_defaults_hold(executable: str, tmp_path: Path) -> None:
+@pytest.fixture
+def bare(executable: str) -> Iterator[pynvim.Nvim]:
+    """An editor with the plugin on its runtimepath, no configuration, and no server to be found."""
     nvim = pynvim.attach("child", argv=[executable, "--embed", "--headless", "--clean"])
-    try:
-        nvim.command(f"set runtimepath^={REPOSITORY / 'editors' / 'neovim'}")
-        nvim.exec_lua("vim.notify = function(text) vim.g.said = text end")
-        nvim.exec_lua("require('infill').setup({ acept_key = '<C-l>' })")
-        assert "acept_key" in nvim.vars["said"]
-        assert "\n" not in nvim.vars["said"]
-        assert nvim.exec_lua("return require('infill').settings.accept_key") == "<Tab>"
-    finally:
-        nvim.close()
+    nvim.exec_lua("vim.env.PATH = ''")
+    nvim.command(f"set runtimepath^={REPOSITORY / 'editors' / 'neovim'}")
+    yield nvim
+    nvim.close()
 
 
-def test_a_key_that_somebody_has_is_left_alone(executable: str) -> None:
-    nvim = pynvim.attach("child", argv=[executable, "--embed", "--headless", "--clean"])
-    try:
-        nvim.command(f"set runtimepath^={REPOSITORY / 'editors' / 'neovim'}")
-        nvim.command("inoremap <Tab> mine")
-        nvim.exec_lua("require('infill').setup()")
-        assert nvim.funcs.maparg("<Tab>", "i") == "mine"
-    finally:
-        nvim.close()
+def test_a_wrong_setting_is_said_in_one_line_and_the_defaults_hold(bare: pynvim.Nvim) -> None:
+    bare.exec_lua("vim.notify = function(text) vim.g.said = text end")
+    bare.exec_lua("require('infill').setup({ acept_key = '<C-l>' })")
+    assert "acept_key" in bare.vars["said"]
+    assert "\n" not in bare.vars["said"]
+    assert bare.exec_lua("return require('infill').settings.accept_key") == "<Tab>"
 
 
-def test_sourcing_the_plugin_starts_nothing_and_takes_no_key(executable: str) -> None:
-    nvim = pynvim.attach("child", argv=[executable, "--embed", "--headless", "--clean"])
-    try:
-        before = nvim.exec_lua("return #vim.api.nvim_get_keymap('i')")
-        nvim.command(f"set runtimepath^={REPOSITORY / 'editors' / 'neovim'}")
-        nvim.command("runtime plugin/infill.lua")
-        assert nvim.exec_lua("return vim.lsp.is_enabled('infill_lsp')") is False
-        assert nvim.exec_lua("return #vim.api.nvim_get_keymap('i')") == before + 1
-        assert nvim.funcs.hasmapto("<Plug>(infill-accept)", "i") == 0
-    finally:
-        nvim.close()
+def test_a_key_that_somebody_has_is_left_alone(bare: pynvim.Nvim) -> None:
+    bare.command("inoremap <Tab> mine")
+    bare.exec_lua("require('infill').setup()")
+    assert bare.funcs.maparg("<Tab>", "i") == "mine"
+
+
+def test_sourcing_the_plugin_starts_nothing_and_takes_no_key(bare: pynvim.Nvim) -> None:
+    before = bare.exec_lua("return #vim.api.nvim_get_keymap('i')")
+    bare.command("runtime plugin/infill.lua")
+    assert bare.exec_lua("return vim.lsp.is_enabled('infill_lsp')") is False
+    assert bare.exec_lua("return #vim.api.nvim_get_keymap('i')") == before + 1
+    assert bare.funcs.hasmapto("<Plug>(infill-accept)", "i") == 0
+
+
+def test_checkhealth_says_what_to_do_without_a_server(bare: pynvim.Nvim) -> None:
+    bare.exec_lua("require('infill').setup()")
+    bare.command("checkhealth infill")
+    report = "\n".join(bare.current.buffer)
+    assert "`infill-lsp` is not on the PATH" in report
+    assert "pip install 'infill-lsp[engine]'" in report
