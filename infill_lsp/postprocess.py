@@ -96,11 +96,13 @@ class _Place:
 def _to_best_end(candidate: Candidate, gap: Gap) -> str:
     """Up to the end after which the suffix is likeliest, the last one if none is scored, or all of it.
 
-    A gap of one line ends with that line.
+    A gap of one line ends with that line. Where the model itself said that it is done, it is.
     """
     text = candidate.text
     if gap.max_lines == 1:
         return text.partition("\n")[0]
+    if candidate.ends and candidate.ends[-1].offset == len(text) and candidate.ends[-1].end_prob > 0.5:
+        return text
     scored = [(end.suffix_logprob, end.offset) for end in candidate.ends if end.suffix_logprob is not None]
     if scored:
         return text[: max(scored)[1]]

@@ -46,6 +46,9 @@ log = logging.getLogger(__name__)
 EDITOR_POLL_S = 2.0
 #: The only address served over TCP.
 HOST = "127.0.0.1"
+#: Editors that put an item into their buffers as it is, which hold LF in a CRLF file, too: Neovim 0.12 would show and
+#: keep each CR as a character.
+LF_EDITORS = frozenset({"Neovim"})
 #: An empty list takes away what is shown; null would leave it.
 NOTHING = types.InlineCompletionList([])
 
@@ -88,6 +91,7 @@ def initialize(ls: InfillServer, params: types.InitializeParams) -> None:
     """Takes the settings in; what is wrong with them is told once the editor listens."""
     options = params.initialization_options
     ls.settings, ls.problems = parse(options.get("infill", options) if isinstance(options, dict) else options)
+    ls.holds_lf = params.client_info is not None and params.client_info.name in LF_EDITORS
     experimental = params.capabilities.experimental
     infill = experimental.get("infill") if isinstance(experimental, dict) else None
     ls.wants_canvas = isinstance(infill, dict) and infill.get("canvas") is True
@@ -193,6 +197,8 @@ class InfillServer(LanguageServer):
         self.problems: list[str] = []
         #: Whether the editor draws the canvas as it denoises.
         self.wants_canvas = False
+        #: Whether the editor's buffers hold LF whatever the file has.
+        self.holds_lf = False
         #: Whether it wants to know where a request's time went.
         self.wants_timing = False
         self.documents: dict[str, Document] = {}
@@ -313,12 +319,13 @@ class InfillServer(LanguageServer):
 
         if edit is None or (selected is not None and edit.start != edit.end):
             return NOTHING
+        text = edit.text.replace(snapshot.eol, "\n") if self.holds_lf else edit.text
         if selected is not None:
-            item = types.InlineCompletionItem(selected.text + edit.text, range=selected.range)
+            item = types.InlineCompletionItem(selected.text + text, range=selected.range)
         else:
             start = position(snapshot.lines, edit.row, edit.start, self.encoding)
             end = position(snapshot.lines, edit.row, edit.end, self.encoding)
-            item = types.InlineCompletionItem(edit.text, range=types.Range(start, end))
+            item = types.InlineCompletionItem(text, range=types.Range(start, end))
         return types.InlineCompletionList([item])
 
     async def settle(self) -> None:

@@ -61,10 +61,11 @@ class Editor:
         encodings: list[str] | None = None,
         canvas: bool = False,
         process_id: int | None = None,
+        name: str = "test",
     ) -> types.InitializeResult:
         """Starts the server and shakes hands with it."""
         await self.client.start_io(sys.executable, "-m", "infill_lsp", *arguments)
-        return await self.initialize(options, encodings, canvas, process_id)
+        return await self.initialize(options, encodings, canvas, process_id, name)
 
     async def initialize(
         self,
@@ -72,10 +73,12 @@ class Editor:
         encodings: list[str] | None = None,
         canvas: bool = False,
         process_id: int | None = None,
+        name: str = "test",
     ) -> types.InitializeResult:
         return await self.client.initialize_session(
             types.InitializeParams(
                 process_id=process_id or os.getpid(),
+                client_info=types.ClientInfo(name),
                 initialization_options=options,
                 capabilities=types.ClientCapabilities(
                     general=types.GeneralClientCapabilities(position_encodings=encodings),

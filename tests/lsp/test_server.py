@@ -304,6 +304,15 @@ async def test_a_cold_start_answers_at_once_and_a_killed_engine_comes_back(edito
     assert editor.client.progress_reports
 
 
+@pytest.mark.parametrize(("name", "eol"), [("Visual Studio Code", "\r\n"), ("Neovim", "\n")])
+async def test_line_ends_are_those_of_the_document_or_of_the_editors_buffers(
+    editor: Editor, quick: str, name: str, eol: str
+) -> None:
+    await editor.start(options={"model": await ready(quick)}, name=name)
+    editor.open("a = 1\r\nx = [\r\n")
+    assert (await editor.item(1, 5)).insert_text == f"{eol}    1,{eol}]"
+
+
 # Beyond LSP.
 
 
