@@ -86,15 +86,18 @@ class _Int8Rows:
             self._packed = torch.ops.quantized.linear_prepack(quantised, None)
 
     def __call__(self, x: Tensor) -> Tensor:
-        top = x.abs().amax(-1, keepdim=True).clamp(min=1e-12)
-        exact = x * (self._LEVELS / top)
-        rounded = exact.round()
-        rest = (exact - rounded) * (2 * self._LEVELS)  # |exact - rounded| <= 1/2
+        top = x.abs().amax(-1, keepdim=True).clamp_min_(1e-12)
+        # In place where it can be: at a few rows the calls cost more than the arithmetic.
+        n, scale = len(x), top.mul_(1 / self._LEVELS)
+        terms = x.new_empty(2 * n, x.shape[1])
+        rounded, rest = terms[:n], terms[n:]
+        torch.div(x, scale, out=rest)
+        torch.round(rest, out=rounded)
+        rest.sub_(rounded).mul_(2 * self._LEVELS)  # |rest| <= 1/2
         out = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
-            torch.cat([rounded, rest]), 1.0, self._LEVELS + 1, self._packed
+            terms, 1.0, self._LEVELS + 1, self._packed
         )
-        coarse, fine = out.split(len(x))
-        return cast(Tensor, (coarse + fine / (2 * self._LEVELS)) * (top / self._LEVELS))
+        return cast(Tensor, out[:n].add_(out[n:], alpha=0.5 / self._LEVELS).mul_(scale))
 
     @staticmethod
     def available() -> bool:
@@ -196,7 +199,7 @@ class SmolDenoiser:
             q, k, v, output, gate, up, down = (weights[f"blk.{i}.{name}.weight"] for name in _MATRICES)
             return _Layer(
                 attention_norm=norm(f"blk.{i}.attn_norm.weight"),
-                qkv=dense(torch.cat([q, k, v])),
+                qkv=dense(torch.cat([q * shape.head_size**-0.5, k, v])),  # 1/8: exact in any floating type
                 output=dense(output),
                 ffn_norm=norm(f"blk.{i}.ffn_norm.weight"),
                 gate_up=dense(torch.cat([gate, up])),
@@ -279,14 +282,15 @@ class SmolDenoiser:
             qkv = layer.qkv(self._normed(x, layer.attention_norm)).view(len(ids), -1, shape.head_size)
             attended = []
             for part, rows in zip(parts, torch.split(qkv, sizes), strict=True):
-                q, k, v = torch.split(rows, [shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
+                qk, v = rows[:, : -shape.kv_heads], rows[:, -shape.kv_heads :]
+                qk = rotate(qk, part.plan.own)
                 end = part.at + len(part.tokens)
                 new_k, new_v = part.kv.layer(i, part.at, end)
-                new_k.copy_(rotate(k, part.plan.own).transpose(0, 1))
+                new_k.copy_(qk[:, shape.heads :].transpose(0, 1))
                 new_v.copy_(v.transpose(0, 1))
                 seen = [context.layer(i) for context in part.contexts]
                 own = part.kv.layer(i, part.canvas, end)
-                attended.append(canvas_attention(q, *own, seen, part.plan, scale=shape.head_size**-0.5))
+                attended.append(canvas_attention(qk[:, : shape.heads], *own, seen, part.plan, scale=1.0))
             x = x + layer.output(torch.cat(attended).view(len(ids), -1))
             gate, up = layer.gate_up(self._normed(x, layer.ffn_norm)).chunk(2, -1)
             x = x + layer.down(F.silu(gate) * up)
