@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", parents=[model], help="run until idle; editors start this on demand")
     serve.add_argument("--device", default=default.device, help="auto, cpu, cuda, ... (default: %(default)s)")
     serve.add_argument("--dtype", default=default.dtype, help="auto, bfloat16, ... (default: %(default)s)")
-    serve.add_argument("--threads", type=int, default=default.threads, help="CPU threads; 0: physical cores")
+    serve.add_argument("--threads", type=int, default=default.threads, help="CPU threads; 0: all cores but one")
     serve.add_argument(
         "--idle-exit",
         type=float,

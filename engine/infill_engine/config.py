@@ -15,7 +15,7 @@ class EngineConfig:
     device: str = "auto"
     #: "auto", or a torch floating-point type such as "bfloat16".
     dtype: str = "auto"
-    #: CPU threads of one forward pass; 0: as many as there are physical cores.
+    #: CPU threads of one forward pass; 0: one fewer than there are physical cores, but at least one.
     threads: int = 0
     #: Tokens of context before and after the gap.
     prefix_tokens: int = 1024

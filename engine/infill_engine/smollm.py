@@ -84,6 +84,7 @@ class _Int8Rows:
             zeros = torch.zeros(len(scale), dtype=torch.long)
             quantised = torch.quantize_per_channel(weight, scale, zeros, 0, torch.qint8)
             self._packed = torch.ops.quantized.linear_prepack(quantised, None)
+        self._product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
 
     def __call__(self, x: Tensor) -> Tensor:
         top = x.abs().amax(-1, keepdim=True).clamp_min_(1e-12)
@@ -94,9 +95,7 @@ class _Int8Rows:
         torch.div(x, scale, out=rest)
         torch.round(rest, out=rounded)
         rest.sub_(rounded).mul_(2 * self._LEVELS)  # |rest| <= 1/2
-        out = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
-            terms, 1.0, self._LEVELS + 1, self._packed
-        )
+        out = self._product(terms, 1.0, self._LEVELS + 1, self._packed)
         return cast(Tensor, out[:n].add_(out[n:], alpha=0.5 / self._LEVELS).mul_(scale))
 
     @staticmethod
