@@ -479,10 +479,11 @@ def _summary(answers: Sequence[Answer]) -> RenderableType:
 
 
 def _save(file: Path, picture: RenderableType) -> None:
-    """The picture as SVG."""
+    """The picture as SVG, in a font of the reader's own: rich would have one fetched from the web."""
     console = Console(record=True, width=PICTURE, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     console.print(picture)
-    console.save_svg(str(file), title="infill-lsp")
+    svg = console.export_svg(title="infill-lsp")
+    file.write_text(re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL), encoding="utf-8")
 
 
 def _python(code: str) -> Text:

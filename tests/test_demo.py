@@ -190,6 +190,7 @@ def test_a_picture_of_a_place_is_saved(home: Home) -> None:
     assert result.returncode == 0, result.stderr
     root = ElementTree.parse(picture).getroot()
     assert root.tag.endswith("svg")
+    assert "url(http" not in picture.read_text().replace('"', "")
     text = "".join(root.itertext()).replace("\xa0", " ")
     assert GAPS[3].author in text
     assert "wrote the same" in text

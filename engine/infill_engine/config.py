@@ -20,7 +20,7 @@ class EngineConfig:
     #: Tokens of context before and after the gap.
     prefix_tokens: int = 1024
     suffix_tokens: int = 96
-    #: Tokens of context encoded in one step: the longest time for which a more urgent request waits.
+    #: Tokens of context encoded in one step at most; fewer on a machine that needs more than 0.1 s for them.
     chunk_tokens: int = 64
     #: Memory for encoded contexts, in MiB.
     cache_mb: int = 512

@@ -14,6 +14,10 @@ from dataclasses import dataclass, field
 
 from infill_engine.core import ContextKV, Denoiser, agreement
 
+#: Seconds that a chunk should take at most: so long a more urgent request may wait. Below so many tokens a chunk is not
+#: cut, as it would hardly take less time.
+CHUNK_S, LEAST_CHUNK = 0.1, 16
+
 Key = tuple[str, ...] | tuple[int, ...]
 
 
@@ -37,6 +41,7 @@ class ContextCache:
     """Streams by document, blocks by content, least recently used out first beyond `max_bytes`."""
 
     def __init__(self, denoiser: Denoiser, chunk: int, max_bytes: int) -> None:
+        """chunk: tokens encoded in one step at most."""
         self._denoiser = denoiser
         self._chunk = chunk
         self._max_bytes = max_bytes
@@ -124,11 +129,12 @@ class ContextCache:
         if entry.kv is None:
             entry.kv = self._denoiser.encode((), None)
         while (done := entry.kv.length) < len(entry.tokens):
-            chunk = entry.tokens[done : done + self._chunk]
+            size = min(self._chunk, max(LEAST_CHUNK, int(self.rate * CHUNK_S)))
+            chunk = entry.tokens[done : done + size]
             began = time.perf_counter()
             entry.kv = self._denoiser.encode(chunk, entry.kv)
             usage.encoded += len(chunk)
-            if len(chunk) == self._chunk:
+            if len(chunk) == size:
                 self.rate += 0.2 * (len(chunk) / max(time.perf_counter() - began, 1e-6) - self.rate)
             yield
         while self.nbytes > self._max_bytes and len(self._entries) > 1:

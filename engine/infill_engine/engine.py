@@ -114,15 +114,21 @@ class Engine:
 
     @torch.inference_mode()
     def prime(self, request: InfillRequest) -> Generator[None, None, None]:
-        """Encodes the whole window for a request's place, so that the next ones there find it. It is kept apart until
-        it is complete: a request that comes meanwhile goes on with what was there."""
+        """Encodes what a request needed, so that the next ones at its place find it: first what its deadline cut short,
+        then the whole window. That is kept apart until it is complete: a request that comes meanwhile goes on with what
+        was there."""
+        cache, budget, left = self._cache, self._config.prefix_tokens, self._denoiser.facts.left
         lines, healed = self._split(request)
         key = (request.client, request.document)
-        window = self._cache.window(key, lines, self._config.prefix_tokens, math.inf)
-        full = self._cache.window((*key, "next"), lines, self._config.prefix_tokens, math.inf)
+        following = (*key, "next")
+        window = cache.window(key, lines, budget, math.inf)
+        yield from cache.stream(key, window, healed.tokens, left, Usage())
+        if after := self._after(request)[: self._config.suffix_tokens]:
+            yield from cache.block(after, Usage())
+        full = cache.window(following, lines, budget, math.inf)
         if len(full) > len(window):
-            yield from self._cache.stream((*key, "next"), full, healed.tokens, self._denoiser.facts.left, Usage())
-            self._cache.replace(key, (*key, "next"))
+            yield from cache.stream(following, full, healed.tokens, left, Usage())
+            cache.replace(key, following)
 
     def _split(self, request: InfillRequest) -> tuple[list[tuple[int, ...]], Healed]:
         """The tokens of the whole lines before the gap, a tuple a segment, and the healed cursor line."""

@@ -224,6 +224,18 @@ def test_priming_takes_over_once_it_is_complete():
     assert second.timing.reused > first.timing.encoded
 
 
+def test_priming_finishes_what_the_deadline_cut_short():
+    engine, denoiser = build({})
+    wanted = request(prefix="a = 1\n" * 40, head="b =", suffix="\nthe end\n")
+    late = replace_deadline(wanted, 1)
+    assert [event.reason for event in engine.infill(late, time.monotonic() - 1) if event] == ["deadline"]
+    list(engine.prime(late))
+    before = denoiser.encoded
+    _, final, _ = run(engine, wanted)
+    assert denoiser.encoded == before
+    assert final.timing.reused > 200
+
+
 def test_priming_that_is_dropped_leaves_the_warm_context():
     engine, _ = build({})
     engine._cache.rate = 200.0
