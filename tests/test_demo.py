@@ -132,11 +132,8 @@ def test_plainly_it_says_what_came_and_whether_it_is_the_authors(home: Home) -> 
             assert "‹" not in shown
             offered = "nothing"
         else:
-            ghost = shown.partition("‹")[2].partition("›")[0].split("\n")
-            assert [line.split(maxsplit=1)[-1].strip() for line in ghost[1:]] == [
-                line.strip() for line in text.split("\n")[1:]
-            ]
-            assert ghost[0].strip() == text.split("\n")[0]
+            ghost = shown.partition("‹")[2].partition("›")[0]
+            assert re.sub(r" *\n\d+ ", "\n", ghost) == text
             # The fake model writes a byte a slot, and the canvas is the one of the last step.
             canvas = next(line for line in shown.split("\n") if line.startswith(f"step {steps[1]} "))
             assert "|".join(text.replace("\n", "⏎")) in canvas
