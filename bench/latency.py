@@ -14,12 +14,12 @@ import os
 import platform
 import random
 import statistics
-import sys
 import sysconfig
 import tempfile
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from rich.progress import track
 
 from bench.session import Answer, Session
 
@@ -83,76 +83,58 @@ class Row:
 HEADER = ["request", "n", "median ms", "p95 ms", "encoded", "reused", "steps", "ms/step", "with text"]
 
 
-async def measure(count: int) -> AsyncIterator[Row]:
-    """The rows of the table, as they come."""
+async def measure(count: int) -> list[Row]:
+    """The rows of the table."""
     with tempfile.TemporaryDirectory(prefix="infill-bench-") as folder:
-        table = Path(folder) / "empty.json"
-        table.write_text("{}", encoding="utf-8")
-        async with Session({"model": f"fake:{table}", "deadline": {"automatic": 2000}}) as session:
+        empty = Path(folder) / "empty.json"
+        empty.write_text("{}", encoding="utf-8")
+        async with Session({"model": f"fake:{empty}", "deadline": {"automatic": 2000}}) as session:
             await session.ready()
-            yield Row("the path without the model", await keys(session, places(10), 2 * count // 10))
+            without = Row("the path without the model", [])
+            for cut in track(places(count), "without the model"):
+                session.open(cut.uri, cut.text)
+                await session.complete(cut.uri, cut.line, cut.character)
+                without.answers.append(await key(session, cut, 0))
             await session.stop_engine()
+    rows = {name: Row(name, []) for name in ("first request in a file", "next key stroke", "Enter", "a whole line")}
+    cancels = Row("cancel until idle", [])
     async with Session({}) as session:
-        await session.ready()
-        print(f"embedded model, {(await session.ready()).dtype}", file=sys.stderr)
-        cuts = places(count)
-        first = []
-        for cut in cuts:
-            await session.idle()
+        status = await session.ready()
+        for cut in track(places(count), f"{status.model}, {status.dtype}"):
             session.open(cut.uri, cut.text)
-            first.append(await session.complete(cut.uri, cut.line, cut.character))
-        yield Row("first request in a file", first)
-        yield Row("next key stroke, warm", await keys(session, cuts, 2, opened=True))
-        yield Row("Enter, cursor move", await moves(session, cuts))
-        whole = [await session.complete(cut.uri, cut.line, cut.character + 2, invoked=True) for cut in cuts]
-        yield Row("a line to its end, warm", whole)
-        idle = []
-        for cut in cuts:
-            ms = await session.cancelled(cut.uri, cut.line, cut.character + 2, after_s=0.05)
-            idle += [] if ms is None else [Answer(ms, [])]
-        yield Row("cancel until idle", idle)
-
-
-async def keys(session: Session, cuts: list[Place], strokes: int, opened: bool = False) -> list[Answer]:
-    """Types the next characters of each place; a request after each key, when the one before is answered."""
-    answers = []
-    for cut in cuts:
-        if not opened:
-            session.open(cut.uri, cut.text)
-            await session.complete(cut.uri, cut.line, cut.character)
-        for at, key in enumerate(cut.typed[:strokes]):
+            rows["first request in a file"].answers.append(await session.complete(cut.uri, cut.line, cut.character))
             await session.idle()
-            session.insert(cut.uri, cut.line, cut.character + at, key)
-            answers.append(await session.complete(cut.uri, cut.line, cut.character + at + 1))
-    return answers
+            rows["next key stroke"].answers.append(await key(session, cut, 0))
+            await session.idle()
+            line = await session.complete(cut.uri, cut.line, cut.character + 1, invoked=True)
+            rows["a whole line"].answers.append(line)
+            idle_ms = await session.cancelled(cut.uri, cut.line, cut.character + 1, after_s=0.05)
+            cancels.answers += [] if idle_ms is None else [Answer(idle_ms, [])]
+            await session.idle()
+            rows["Enter"].answers.append(await enter(session, cut))
+            session.close(cut.uri)
+    return [without, *rows.values(), cancels]
 
 
-async def moves(session: Session, cuts: list[Place]) -> list[Answer]:
-    """Opens a new line some lines below, in the window that is encoded: other text follows the cursor."""
-    answers = []
-    for cut in cuts:
-        await session.idle()
-        row = cut.line + 3
-        end = len(cut.text.split("\n")[row])
-        session.insert(cut.uri, row, end, "\n")
-        answers.append(await session.complete(cut.uri, row + 1, 0))
-    return answers
+async def key(session: Session, cut: Place, at: int) -> Answer:
+    """Types one more character of what the author wrote."""
+    session.insert(cut.uri, cut.line, cut.character + at, cut.typed[at])
+    return await session.complete(cut.uri, cut.line, cut.character + at + 1)
 
 
-async def table(count: int) -> list[list[str]]:
-    rows = []
-    async for row in measure(count):
-        rows.append(row.cells())
-        print("  ".join(rows[-1]), file=sys.stderr)
-    return rows
+async def enter(session: Session, cut: Place) -> Answer:
+    """Opens a new line some lines below, as after a move of the cursor: other text precedes and follows it."""
+    row = cut.line + 3
+    session.insert(cut.uri, row, len(cut.text.split("\n")[row]), "\n")
+    return await session.complete(cut.uri, row + 1, 0)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.latency", description=__doc__)
-    parser.add_argument("--requests", type=int, default=60, help="places, each asked for once or twice a row")
+    parser.add_argument("--requests", type=int, default=60, help="places, each one request a row")
     parser.add_argument("--json", type=Path, help="write the rows there, too")
     arguments = parser.parse_args()
-    rows = asyncio.run(table(arguments.requests))
+    rows = [row.cells() for row in asyncio.run(measure(arguments.requests))]
     print(
         f"\n{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}\n"
     )

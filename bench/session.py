@@ -90,6 +90,10 @@ class Session:
         item = types.TextDocumentItem(uri, language, 1, text)
         self._client.text_document_did_open(types.DidOpenTextDocumentParams(item))
 
+    def close(self, uri: str) -> None:
+        document = types.TextDocumentIdentifier(uri)
+        self._client.text_document_did_close(types.DidCloseTextDocumentParams(document))
+
     def insert(self, uri: str, line: int, character: int, text: str) -> None:
         """An edit that puts `text` at a position."""
         self._versions[uri] += 1
@@ -110,30 +114,26 @@ class Session:
     async def cancelled(self, uri: str, line: int, character: int, after_s: float) -> float | None:
         """Asks, cancels after `after_s` seconds, and returns the milliseconds from there until the engine works for
         nobody; None where the answer had come before."""
-        asked = asyncio.ensure_future(
-            self._client.protocol.send_request_async(
-                types.TEXT_DOCUMENT_INLINE_COMPLETION, _params(uri, line, character, True), msg_id=(key := _key())
-            )
+        key = f"cancelled-{time.monotonic_ns()}"
+        asked = self._client.protocol.send_request_async(
+            types.TEXT_DOCUMENT_INLINE_COMPLETION, _params(uri, line, character, True), msg_id=key
         )
         await asyncio.sleep(after_s)
         if asked.done():
             return None
         began = time.perf_counter()
         self._client.cancel_request(types.CancelParams(key))
-        asked.cancel()
         while (status := await self._engine.status()) is not None and status.live:
             pass
-        return (time.perf_counter() - began) * 1000
+        ms = (time.perf_counter() - began) * 1000
+        await asyncio.gather(asked, return_exceptions=True)  # RequestCancelled, as it should be
+        return ms
 
 
 def _params(uri: str, line: int, character: int, invoked: bool) -> types.InlineCompletionParams:
     kind = types.InlineCompletionTriggerKind
     context = types.InlineCompletionContext(kind.Invoked if invoked else kind.Automatic)
     return types.InlineCompletionParams(context, types.TextDocumentIdentifier(uri), types.Position(line, character))
-
-
-def _key() -> str:
-    return f"cancelled-{time.monotonic_ns()}"
 
 
 def _plain(params: Any) -> dict[str, Any]:

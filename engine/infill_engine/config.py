@@ -20,6 +20,8 @@ class EngineConfig:
     #: Tokens of context before and after the gap.
     prefix_tokens: int = 1024
     suffix_tokens: int = 96
+    #: Whether what followed the last tokens elsewhere is proposed. The text is the same, in fewer passes.
+    lookup: bool = True
     #: Tokens of context encoded in one step at most; fewer on a machine that needs more than 0.1 s for them.
     chunk_tokens: int = 64
     #: Memory for encoded contexts, in MiB.

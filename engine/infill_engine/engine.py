@@ -20,6 +20,7 @@ from infill_engine.config import EngineConfig
 from infill_engine.context import ContextCache, Usage
 from infill_engine.core import Canvas, CommitPolicy, Contexts, Denoiser
 from infill_engine.gap import GapText
+from infill_engine.lookup import Lookup
 from infill_engine.policy import VerifiedPolicy
 from infill_engine.protocol import Event, Final, Frame, InfillRequest, Reason, Slot, Timing
 from infill_engine.tokenizer import Codec, Healed, LineTokenizer
@@ -44,6 +45,7 @@ class _Run:
     request: InfillRequest
     started: float
     text: GapText
+    lookup: Lookup
     usage: Usage = field(default_factory=Usage)
     encode_ms: float = 0.0
     denoise_ms: float = 0.0
@@ -97,7 +99,8 @@ class Engine:
         """Fills one gap. Each step is one encoding chunk or one denoise step, and yields an event or None; the last
         event is a `Final`. `started` is `time.monotonic()` at the request's receipt, from which the deadline counts."""
         lines, healed = self._split(request)
-        run = _Run(request, started, GapText(request, healed.rest))
+        known = [token for line in lines for token in line] + healed.tokens
+        run = _Run(request, started, GapText(request, healed.rest), Lookup(known, self._after(request)))
         context = yield from self._contexts(run, lines, healed.tokens)
         if context is None:
             yield run.final("deadline")
@@ -173,6 +176,8 @@ class Engine:
             after = after.grow(min(2 * after.size, MOST_SLOTS))
         if reason is None and run.late:
             reason = "deadline"
+        if self._config.lookup and reason is None and not after.proposal and not run.text.pending:
+            after = replace(after, proposal=run.lookup.propose()[: after.size - after.frontier - 1])
         run.steps += 1
         run.denoise_ms += (time.perf_counter() - began) * 1000
         events: list[Event] = [self._frame(run, after)] if run.request.frames else []
@@ -194,6 +199,7 @@ class Engine:
                 return after, "end", finished_line
             written, piece = text.length, self._tokenizer.codec.tokens[token]
             reason = text.append(piece, probs[i])
+            run.lookup.append(token)
             if written >= 0 and piece.startswith(b"\n"):
                 finished_line = True
                 after = self._branch(run, after, before.frontier + i, written, end_probs[i])

@@ -108,6 +108,26 @@ def test_the_verified_policy_keeps_the_agreeing_run_only(proposal, predicted):
     assert after.proposal == (tuple(rows[agreed + 1 :]) if agreed == len(proposal) else ())
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.text(alphabet="ab(\n", min_size=1, max_size=30), st.text(alphabet="ab(\n", max_size=40), st.integers(0, 4))
+def test_no_proposal_changes_the_text(text, context, lookahead):
+    """Whatever is proposed, by look-up or by masks, what is committed is the sequential decode's."""
+    wanted = request(prefix=context + "\n", head="=", suffix="\n" + context, max_lines=6)
+    sequential = Engine("fake", FakeDenoiser({"=": text}), ByteCodec(), replace(CONFIG, lookup=False))
+    proposing = Engine("fake", FakeDenoiser({"=": text}, lookahead=lookahead), ByteCodec(), CONFIG)
+    one, other = run(sequential, wanted), run(proposing, wanted)
+    assert one[0] == other[0]
+    assert other[1].timing.steps <= one[1].timing.steps
+
+
+def test_look_up_saves_passes_where_text_repeats():
+    line = "value = compute(first, second)"
+    wanted = request(prefix=line + "\n", head="value =")
+    sequential = Engine("fake", FakeDenoiser({"value =": line[7:]}), ByteCodec(), replace(CONFIG, lookup=False))
+    proposing, _ = build({"value =": line[7:]})
+    assert run(proposing, wanted)[1].timing.steps * 3 < run(sequential, wanted)[1].timing.steps
+
+
 def test_the_confidence_policy_commits_a_run_of_sure_slots_and_always_the_first():
     import torch
     from infill_kernels import Head, unmask

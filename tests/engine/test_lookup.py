@@ -1,0 +1,41 @@
+"""Look-up proposals against their definition, spelled out."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from infill_engine.lookup import LONGEST, MOST, PLACES, Lookup
+
+tokens = st.lists(st.integers(0, 3), max_size=40)
+
+
+def spelled_out(before: list[int], after: list[int]) -> tuple[int, ...]:
+    text = [*after, -1, *before]
+    best: tuple[int, int] = (0, 0)
+    for end in range(1, len(text) - 1):
+        same = 0
+        while same < LONGEST and same <= end and text[end - same] == text[len(text) - 1 - same] != -1:
+            same += 1
+        if same >= 2:
+            best = max(best, (same, end))
+    if not best[0]:
+        return ()
+    following = text[best[1] + 1 :][: min(MOST, best[0])]
+    return tuple(following[: following.index(-1)] if -1 in following else following)
+
+
+@given(tokens, tokens, tokens)
+def test_proposes_what_followed_the_longest_latest_match(before, after, written):
+    lookup = Lookup(before, after)
+    for token in written:
+        lookup.append(token)
+    known = before + written
+    assert len(known) + len(after) < 2 * PLACES + 2  # so that no place is passed over
+    assert lookup.propose() == spelled_out(known, after)
+
+
+def test_both_sides_are_looked_at():
+    assert Lookup([1, 2, 3, 4, 5, 6, 7, 9, 1, 2, 3], []).propose() == (4, 5, 6)
+    assert Lookup([2, 3], [1, 2, 3, 4, 5]).propose() == (4, 5)
+    assert Lookup([7], [1, 2]).propose() == ()
+    assert Lookup([], []).propose() == ()
