@@ -165,9 +165,9 @@ class Engine:
         began = time.perf_counter()
         hidden, states = self._denoiser.denoise([canvas], [contexts], [state])
         outputs = unmask(hidden[0], self._denoiser.head, allowed=self._allowed(run.text.pending, len(hidden[0])))
-        after = self._policy.step(canvas, outputs)
-        finished_line = False
-        reason = self._score(run, canvas, hidden[0], outputs)
+        reason, finished_line = self._score(run, canvas, hidden[0], outputs), False
+        open_rows = len(hidden[0]) - sum(len(tokens) for _, tokens in canvas.branches)
+        after = self._policy.step(canvas, outputs.first(open_rows))
         if reason is None:
             after, reason, finished_line = self._take(run, canvas, after, hidden[0], outputs)
         if reason is None and after.frontier == MOST_SLOTS:
@@ -205,6 +205,11 @@ class Engine:
                 after = self._branch(run, after, before.frontier + i, written, end_probs[i])
             if reason is not None:
                 return after, reason, finished_line
+            if after.branches:
+                # What follows may be moot once the end is scored: it waits for that, as a proposal.
+                taken = before.frontier + i + 1
+                waiting = (*after.committed[taken:], *after.proposal)
+                return replace(after, committed=after.committed[:taken], proposal=waiting), None, finished_line
         return after, None, finished_line
 
     def _branch(self, run: _Run, canvas: Canvas, slot: int, at: int, end_prob: float) -> Canvas:

@@ -63,13 +63,16 @@ class GapText:
         return self._stop(max(before, 0))
 
     def score(self, at: int, suffix_logprob: float | None, end_prob: float) -> Reason | None:
-        """Records a line end, at a byte offset of the gap, as a place to stop; says whether the best end is clear."""
+        """Records a line end, at a byte offset of the gap, as a place to stop; says whether the best end is clear. Then
+        the text ends here, whatever was written in the same pass after it."""
         self._ends.append((at, suffix_logprob, end_prob))
         scores = [s for _, s, _ in self._ends if s is not None]
         best = max(range(len(scores)), key=scores.__getitem__, default=0)
         later = scores[best + 1 :]
-        clear = len(later) >= CLEAR_AFTER and all(s < scores[best] - CLEAR_MARGIN for s in later)
-        return "end" if clear else None
+        if len(later) >= CLEAR_AFTER and all(s < scores[best] - CLEAR_MARGIN for s in later):
+            self._limit = at
+            return "end"
+        return None
 
     def close(self) -> None:
         """Drops a word that may be half written, unless it is all there is."""

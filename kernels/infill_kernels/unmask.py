@@ -56,6 +56,17 @@ class Unmasked:
     #: [N, D] in the weight's dtype, sum_t p_it w_t, where asked for.
     soft: Tensor | None = None
 
+    def first(self, rows: int) -> Unmasked:
+        """The same of the first rows only."""
+        return Unmasked(
+            token=self.token[:rows],
+            sample=self.sample[:rows],
+            prob=self.prob[:rows],
+            lse=self.lse[:rows],
+            entropy=self.entropy[:rows],
+            soft=None if self.soft is None else self.soft[:rows],
+        )
+
 
 def unmask(
     hidden: Tensor,
