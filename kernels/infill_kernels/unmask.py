@@ -11,6 +11,7 @@ For row i with hidden state h_i, weight rows w_t, soft cap c, temperature T and 
     token_i = argmax_t y_it              sample_i = argmax_t (y_it + g_it)   (Gumbel-max, g given)
     prob_i = exp(y_i,token_i - lse_i)
     entropy_i = lse_i - sum_t p_it y_it  with p_it = exp(y_it - lse_i), a term of 0 outside A_i
+    (all three computed on y_it - max_t y_it, which changes nothing but the rounding)
 
 Sources: Gumbel-max sampling (Gumbel 1954; Maddison et al. 2014, arXiv 1411.0030); soft-capped logits (Gemma 2,
 arXiv 2408.00118, section 2); entropy as log-sum-exp minus the mean logit, an identity of the softmax.
@@ -92,16 +93,18 @@ def unmask(
         if not bool(admitted.any(-1).all()):
             raise ValueError("a row admits no token: `banned` and `allowed` leave nothing")
         y = y.masked_fill(~admitted, -torch.inf)
-    lse = y.logsumexp(-1)
     top, token = y.max(-1)
-    p = (y - lse[:, None]).exp()
-    mean = torch.where(p > 0, p * y, 0.0).sum(-1)  # 0 * -inf would be NaN; a masked logit adds nothing
+    y0 = y - top[:, None]  # from the top: at logits of some hundreds, lse - mean of y itself is off in the third digit
+    weights = y0.exp()
+    total = weights.sum(-1)
+    p = weights / total[:, None]
+    mean = torch.where(p > 0, p * y0, 0.0).sum(-1)  # 0 * -inf would be NaN; a masked logit adds nothing
     return Unmasked(
         token=token,
         sample=token if noise is None else (y + noise).argmax(-1),
-        prob=(top - lse).exp(),
-        lse=lse,
-        entropy=(lse - mean).clamp(min=0.0),
+        prob=1 / total,
+        lse=top + total.log(),
+        entropy=(total.log() - mean).clamp(min=0.0),
         soft=(p.to(head.weight.dtype) @ head.weight) if soft else None,
     )
 
