@@ -120,6 +120,12 @@ class ContextCache:
         """Lets the entry `by` take the place of `key`."""
         self._entries[key] = self._entries.pop(by)
 
+    def affordable(self, tokens: Sequence[int], seconds: float) -> Sequence[int]:
+        """As much of a block's tokens as can be had in `seconds`: all if they are encoded, and some in any case."""
+        if (entry := self._entries.get(tuple(tokens))) is not None and entry.kv is not None:
+            return tokens
+        return tokens[: max(LEAST_CHUNK, int(self.rate * seconds))]
+
     def _entry(self, key: Key) -> _Entry:
         entry = self._entries.setdefault(key, _Entry())
         self._entries.move_to_end(key)

@@ -54,8 +54,13 @@ class _Run:
     scoring: list[tuple[int, float]] = field(default_factory=list)
 
     @property
+    def left_s(self) -> float:
+        """Seconds until the deadline."""
+        return self.started + self.request.deadline_ms / 1000 - time.monotonic()
+
+    @property
     def late(self) -> bool:
-        return time.monotonic() - self.started >= self.request.deadline_ms / 1000
+        return self.left_s <= 0
 
     def final(self, reason: Reason) -> Final:
         timing = Timing(
@@ -117,10 +122,11 @@ class Engine:
 
     @torch.inference_mode()
     def prime(self, request: InfillRequest) -> Generator[None, None, None]:
-        """Encodes what a request needed, so that the next ones at its place find it: first what its deadline cut short,
-        then the whole window. That is kept apart until it is complete: a request that comes meanwhile goes on with what
-        was there."""
-        cache, budget, left = self._cache, self._config.prefix_tokens, self._denoiser.facts.left
+        """Encodes ahead of need, for the next request of a place: first what this one's deadline cut short, up to the
+        last few tokens, then the whole window. That is kept apart until it is complete: a request that comes meanwhile
+        goes on with what was there."""
+        cache, budget = self._cache, self._config.prefix_tokens
+        left = (self._denoiser.facts.left[0],) * 2
         lines, healed = self._split(request)
         key = (request.client, request.document)
         following = (*key, "next")
@@ -155,7 +161,8 @@ class Engine:
         origin = prefix.length
         if not after:
             return Contexts(prefix), left, origin
-        block = yield from _in_time(run, cache.block(after, run.usage))
+        seconds = run.left_s - request.deadline_ms / 1000 * (1 - ENCODE_SHARE)
+        block = yield from _in_time(run, cache.block(cache.affordable(after, seconds), run.usage))
         return None if block is None else (Contexts(prefix, (block,)), left, origin)
 
     def _step(

@@ -256,6 +256,31 @@ def test_priming_finishes_what_the_deadline_cut_short():
     assert final.timing.reused > 200
 
 
+def test_a_suffix_that_is_not_encoded_is_cut_to_what_the_deadline_allows():
+    engine, _ = build({})
+    engine._cache.rate = 100.0
+    suffix = "\n" + "the end of it all, at last and for ever"
+    hurried = InfillRequest(client="c", document="d", head="x", suffix=suffix, deadline_ms=400)
+    _, first, _ = run(engine, hurried)
+    assert first.timing.encoded <= 24  # a fifth of a second at 100 tokens a second, and the sink
+    list(engine.prime(hurried))
+    _, second, _ = run(engine, hurried)
+    assert second.timing.encoded == 0
+    assert second.timing.reused == CONFIG.suffix_tokens + 2  # the block, and the sinks of block and stream
+
+
+def test_a_key_stroke_after_priming_leaves_few_tokens_to_the_canvas():
+    engine, denoiser = build({})
+    wanted = request(prefix="import sys\n" * 9, head="some head that is long")
+    run(engine, wanted)
+    list(engine.prime(wanted))
+    before = denoiser.encoded
+    _, final, _ = run(engine, request(prefix="import sys\n" * 9, head="some head that is longe"))
+    assert denoiser.encoded == before
+    known = len("import sys\n" * 9 + "some head that is longe") + 1
+    assert known - final.timing.reused <= denoiser.facts.left[0] + 1
+
+
 def test_priming_that_is_dropped_leaves_the_warm_context():
     engine, _ = build({})
     engine._cache.rate = 200.0
