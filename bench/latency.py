@@ -83,19 +83,25 @@ class Row:
 HEADER = ["request", "n", "median ms", "p95 ms", "encoded", "reused", "steps", "ms/step", "with text"]
 
 
-async def measure(count: int) -> list[Row]:
-    """The rows of the table."""
+async def without_model(count: int) -> list[Row]:
+    """What the path itself takes: the engine answers, with a model that has nothing to say."""
+    row = Row("the path without the model", [])
     with tempfile.TemporaryDirectory(prefix="infill-bench-") as folder:
         empty = Path(folder) / "empty.json"
         empty.write_text("{}", encoding="utf-8")
         async with Session({"model": f"fake:{empty}", "deadline": {"automatic": 2000}}) as session:
             await session.ready()
-            without = Row("the path without the model", [])
             for cut in track(places(count), "without the model"):
                 session.open(cut.uri, cut.text)
                 await session.complete(cut.uri, cut.line, cut.character)
-                without.answers.append(await key(session, cut, 0))
+                await session.idle()
+                row.answers.append(await key(session, cut, 0))
             await session.stop_engine()
+    return [row]
+
+
+async def embedded(count: int) -> list[Row]:
+    """What a person meets: each place is opened, asked at, typed into, filled to the line's end, and left."""
     rows = {name: Row(name, []) for name in ("first request in a file", "next key stroke", "Enter", "a whole line")}
     cancels = Row("cancel until idle", [])
     async with Session({}) as session:
@@ -114,7 +120,7 @@ async def measure(count: int) -> list[Row]:
             rows["Enter"].answers.append(await enter(session, cut))
             session.close(cut.uri)
         await session.stop_engine()
-    return [without, *rows.values(), cancels]
+    return [*rows.values(), cancels]
 
 
 async def key(session: Session, cut: Place, at: int) -> Answer:
@@ -137,7 +143,8 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="infill-") as folder:
         os.environ["INFILL_RUNTIME_DIR"] = folder  # an engine of our own: one that runs already may be of older code
-        rows = [row.cells() for row in asyncio.run(measure(arguments.requests))]
+        measured = [asyncio.run(part(arguments.requests)) for part in (without_model, embedded)]
+    rows = [row.cells() for part in measured for row in part]
     print(
         f"\n{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}\n"
     )
