@@ -47,7 +47,7 @@ $(READY): pyproject.toml constraints.txt
 		{ echo "this Python cannot make virtual environments: apt-get install python3-venv"; exit 1; }
 	@echo "Making .venv (once: about 300 MB to download without a GPU, 1.2 GB on disk)"
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt \
+	@$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt --no-deps \
 		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
 	@$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[engine,dev]'
 	@touch $@
