@@ -106,23 +106,26 @@ class ContextCache:
             entry.kv.truncate(min(kept, end))
         usage.reused += min(kept, end)
         entry.tokens = tokens[:end]
-        return (yield from self._extend(entry, usage)), tokens[end:]
+        return (yield from self._extend(key, entry, usage)), tokens[end:]
 
     def block(self, tokens: Sequence[int], usage: Usage) -> Generator[None, None, ContextKV]:
         """Encodes a piece alone, behind the family's sink; returns its kv."""
-        entry = self._entry(tuple(tokens))
+        key = tuple(tokens)
+        entry = self._entry(key)
         entry.tokens = [self._denoiser.facts.sink_id, *tokens]
         if entry.kv is not None:
             usage.reused += entry.kv.length
-        return (yield from self._extend(entry, usage))
+        return (yield from self._extend(key, entry, usage))
 
     def replace(self, key: Key, by: Key) -> None:
         """Lets the entry `by` take the place of `key`."""
-        self._entries[key] = self._entries.pop(by)
+        if (entry := self._entries.pop(by, None)) is not None:  # None: it fell out while others were encoded
+            self._entries[key] = entry
 
     def affordable(self, tokens: Sequence[int], seconds: float) -> Sequence[int]:
         """As much of a block's tokens as can be had in `seconds`: all if they are encoded, and some in any case."""
-        if (entry := self._entries.get(tuple(tokens))) is not None and entry.kv is not None:
+        entry = self._entries.get(tuple(tokens))
+        if entry is not None and entry.kv is not None and entry.kv.length == len(entry.tokens):
             return tokens
         return tokens[: max(LEAST_CHUNK, int(self.rate * seconds))]
 
@@ -131,7 +134,7 @@ class ContextCache:
         self._entries.move_to_end(key)
         return entry
 
-    def _extend(self, entry: _Entry, usage: Usage) -> Generator[None, None, ContextKV]:
+    def _extend(self, key: Key, entry: _Entry, usage: Usage) -> Generator[None, None, ContextKV]:
         if entry.kv is None:
             entry.kv = self._denoiser.encode((), None)
         while (done := entry.kv.length) < len(entry.tokens):
@@ -143,9 +146,10 @@ class ContextCache:
             if len(chunk) == size:
                 self.rate += 0.2 * (len(chunk) / max(time.perf_counter() - began, 1e-6) - self.rate)
             yield
+        self._entries[key] = entry  # it may have fallen out while others were encoded
+        self._entries.move_to_end(key)
         while self.nbytes > self._max_bytes and len(self._entries) > 1:
-            _, oldest = self._entries.popitem(last=False)
-            assert oldest is not entry, "the entry in use is the youngest"
+            self._entries.popitem(last=False)
         return entry.kv
 
 

@@ -22,7 +22,7 @@ def load(config: EngineConfig, report: Report) -> Engine:
     """
     name, _, argument = config.model.partition(":")
     # One core stays free for the editor. Threads that wait for each other at every product suffer from any other load:
-    # on two cores, a step took 39 ms with two threads and 40 with one, and beside a busy process 108 and 38.
+    # on two cores, a pass of one row took 39 ms with two threads and 40 with one, and beside a busy process 108 and 38.
     torch.set_num_threads(config.threads or max(1, physical_cores() - 1))
     if name == "embedded" and not argument:
         return _embedded(config, report)

@@ -51,13 +51,13 @@ def loss(denoiser: smollm.SmolDenoiser, ids: list[int]) -> float:
 
 
 def test_the_weights_are_read_right(loaded):
-    """Mean loss on Python that the model may or may not have seen: 1.8 to 2.3 is right, 5 and more a wrong layout."""
+    """Mean loss on Python that the model may or may not have seen: about 2 is right, 5 and more a wrong layout."""
     tensors, codec = loaded
     ids = LineTokenizer(codec).encode(inspect.getsource(pygls.server))[:700]
     exact = loss(smollm.SmolDenoiser(tensors, "fp32", "cpu"), ids)
-    served = loss(smollm.SmolDenoiser(tensors, smollm.serving_dtype("auto", "cpu"), "cpu"), ids)
-    assert exact < 2.6
-    assert abs(served - exact) < 0.03
+    assert 1.0 < exact < 2.6
+    if smollm.serving_dtype("auto", "cpu") == "int8":
+        assert loss(smollm.SmolDenoiser(tensors, "int8", "cpu"), ids) == pytest.approx(exact, abs=0.03)
 
 
 def test_a_second_start_reads_the_prepared_file(files, loaded):

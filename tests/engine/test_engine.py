@@ -304,6 +304,26 @@ def test_the_cache_is_bounded():
         assert engine.cache_bytes <= 20_000
 
 
+def test_a_full_cache_serves_requests_that_take_turns():
+    """What one request is encoding may fall out while another's is: both are answered all the same."""
+    engine, _ = build({"=": "x"})
+    engine._cache._max_bytes = 2_000
+    turns = []
+    for i in range(4):
+        wanted = InfillRequest(client="c", document=f"d{i}", prefix=f"text {i}\n" * 40, head="=", deadline_ms=60_000)
+        turns.append(engine.infill(wanted, time.monotonic()))
+        turns.append(engine.prime(wanted))
+    texts = []
+    while turns:
+        steps = turns.pop(0)
+        for event in steps:
+            texts += [event.text] if isinstance(event, Candidate) else []
+            turns.append(steps)
+            break
+    assert texts == ["x"] * 4
+    assert engine.cache_bytes <= 2_000 * 2
+
+
 def test_no_special_token_is_ever_written():
     engine, _ = build({"=": "x"})
     text, _, _ = run(engine, request(prefix="<mask> [MASK] <|endoftext|>\n", head="=", suffix="\n<mask>\n"))
