@@ -19,8 +19,9 @@ REPOSITORY = Path(__file__).parents[1]
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(folder)]
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder)]
     subprocess.run([*command, str(REPOSITORY)], check=True, stdout=subprocess.DEVNULL)
+    assert len(list(folder.glob("infill_lsp-*.tar.gz"))) == 1  # the wheel is built from it
     (path,) = folder.glob("infill_lsp-*.whl")
     return path
 
@@ -41,7 +42,7 @@ def test_it_runs_with_its_base_requirements_alone(wheel: Path, tmp_path: Path) -
     scripts = tmp_path / "venv" / "bin"
     pip = [str(scripts / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "--no-deps", str(wheel)], check=True)
-    subprocess.run([*pip, *project["dependencies"]], check=True)
+    subprocess.run([*pip, "-c", str(REPOSITORY / "constraints.txt"), *project["dependencies"]], check=True)
 
     version = subprocess.run([scripts / "infill-lsp", "--version"], check=True, capture_output=True, text=True)
     assert version.stdout == f"infill-lsp {wheel.name.split('-')[1]}\n"
