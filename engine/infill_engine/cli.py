@@ -75,9 +75,15 @@ def _serve(options: argparse.Namespace) -> int:
         threads=options.threads,
         idle_exit_s=options.idle_exit,
     )
-    if holder := process.serve(config):
+    code = 0
+
+    def failed(line: str) -> None:
+        nonlocal code
+        code = _fail(line, 1)
+
+    if holder := process.serve(config, failed):
         print(f"infill-engine: {holder}")
-    return 0
+    return code
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -103,8 +109,8 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _stop(options: argparse.Namespace) -> int:
-    stopped = process.stop(options.model)
-    print(f"infill-engine: {'stopped' if stopped else f'no engine serves {options.model}'}")
+    ended = process.stop(options.model)
+    print(f"infill-engine: {ended or f'no engine serves {options.model}'}")
     return 0
 
 

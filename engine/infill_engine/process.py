@@ -15,8 +15,9 @@ import os
 import signal
 import socket
 import stat
+import sys
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 
 import httpcore
@@ -40,6 +41,8 @@ LOG_BYTES = 1024 * 1024
 BACKLOG = 128
 #: Seconds within which a running engine answers a question about itself.
 ASK_S = 5.0
+#: Seconds that a signal has to end an engine that does not stop when asked.
+SIGNAL_S = 3.0
 #: Seconds between two tries for a lock that another process holds.
 POLL_S = 0.05
 
@@ -48,10 +51,15 @@ class EngineError(RuntimeError):
     """What a person has to know about a running engine, in one line."""
 
 
-def serve(config: EngineConfig) -> str | None:
-    """Runs the engine until it is stopped or idle.
+class _NoAnswer(EngineError):
+    """An engine runs but hangs."""
 
-    Returns None then, or at once a line that says who serves this model already. Raises `OSError` where the
+
+def serve(config: EngineConfig, failed: Callable[[str], None]) -> str | None:
+    """Runs the engine until it is stopped or idle. `failed` gets a line, in another thread, where the model cannot
+    be loaded; the engine then stays for a while to tell editors so.
+
+    Returns None in the end, or at once a line that says who serves this model already. Raises `OSError` where the
     socket cannot be had.
     """
     path = protocol.socket_path(config.model)
@@ -59,7 +67,7 @@ def serve(config: EngineConfig) -> str | None:
     while True:
         with _lock(path) as holder:
             if holder is None:
-                _run(config, path)
+                _run(config, path, failed)
                 return None
         # A holder that does not listen is about to begin, or draining: then we take its place.
         if _listens(path) or time.monotonic() > give_up:
@@ -76,43 +84,67 @@ def status(model: str) -> Status | None:
         raise EngineError(f"the engine of {model} is of another version ({error}): stop it") from None
 
 
-def stop(model: str, timeout: float = 10.0) -> bool:
-    """Ends the engine of `model` and waits until it is gone; False if none runs. Raises `EngineError`."""
+def stop(model: str, timeout: float = 10.0) -> str | None:
+    """Ends the engine of `model`, by signals if it has not ended `timeout` seconds after it was asked.
+
+    Returns how it ended, in words, once it is gone; None if none runs. Raises `EngineError`.
+    """
     path = protocol.socket_path(model)
     with _lock(path) as engine:
         pass
-    if _ask(model, "POST", "/v1/stop") is None:
-        return False
+    try:
+        if _ask(model, "POST", "/v1/stop") is None:
+            return None
+        if _is_gone(path, engine, timeout):
+            return "stopped"
+    except _NoAnswer:
+        if engine is None:  # Whatever hangs there is no engine of ours.
+            raise
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if engine and engine.isdecimal():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(engine), number)
+        if _is_gone(path, engine, SIGNAL_S):
+            return f"process {engine} did not stop when asked: ended by {number.name}"
+    raise EngineError(f"the engine of {model} (process {engine}) cannot be ended: look for it with `ps`")
+
+
+def _is_gone(path: Path, engine: str | None, timeout: float) -> bool:
+    """Waits up to `timeout` seconds until the process `engine` no longer holds the lock; the next one may."""
     give_up = time.monotonic() + timeout
     while True:
         with _lock(path) as holder:
-            if holder != engine:  # Nobody, or already the next engine.
+            if holder is None or holder != engine:
                 return True
         if time.monotonic() > give_up:
-            raise EngineError(f"the engine (process {holder}) has not ended within {timeout:.0f} s: kill it")
+            return False
         time.sleep(POLL_S)
 
 
-def _run(config: EngineConfig, path: Path) -> None:
+def _run(config: EngineConfig, path: Path, failed: Callable[[str], None]) -> None:
     with _listening(path) as listener:
         _log_to(protocol.cache_dir() / f"engine-{path.stem}.log")
         os.nice(NICENESS)
         log.info("process %d serves %s at %s", os.getpid(), config.model, path)
-        asyncio.run(_serve(config, listener))
+        asyncio.run(_serve(config, listener, failed))
         log.info("process %d ends", os.getpid())
 
 
-async def _serve(config: EngineConfig, listener: socket.socket) -> None:
+async def _serve(config: EngineConfig, listener: socket.socket, failed: Callable[[str], None]) -> None:
     def load(report: Report) -> Engine:
         # Torch takes seconds to import; in the scheduler's thread, so that the socket answers meanwhile.
-        from infill_engine import models
+        try:
+            from infill_engine import models
 
-        return models.load(config, report)
+            return models.load(config, report)
+        except ModuleNotFoundError as error:
+            missing = f"{error.name} is not installed in {sys.executable}"
+            raise EngineError(f"{missing}: run `infill-lsp doctor`") from error
 
     def stop() -> None:
         server.should_exit = True
 
-    scheduler = Scheduler(load)
+    scheduler = Scheduler(load, failed=failed)
     server = _Server(
         uvicorn.Config(
             create_app(scheduler, config, stop),
@@ -192,10 +224,13 @@ def _ask(model: str, method: str, url: str) -> bytes | None:
         with httpcore.ConnectionPool(uds=str(path), network_backend=_OwnPeerBackend()) as pool:
             timeouts = {"connect": ASK_S, "read": ASK_S, "write": ASK_S}
             response = pool.request(method, f"http://engine{url}", extensions={"timeout": timeouts})
-    except httpcore.ConnectError:
-        return None
     except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError) as error:
-        raise EngineError(f"the engine at {path} does not answer ({type(error).__name__})") from None
+        # Nobody listens; but a queue that is full of callers is an engine that hangs.
+        if isinstance(error, httpcore.ConnectError) and not isinstance(error.__context__, BlockingIOError):
+            return None
+        raise _NoAnswer(
+            f"the engine at {path} does not answer: end it with `infill-engine stop --model {model}`"
+        ) from None
     if response.status >= 300:
         raise EngineError(f"the engine at {path} refuses {url} (HTTP {response.status})")
     return response.content

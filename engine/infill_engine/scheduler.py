@@ -104,8 +104,15 @@ class _Closing(BaseException):
 class Scheduler:
     """Loads the engine in its own thread and runs jobs on it until closed. Every method is thread-safe."""
 
-    def __init__(self, load: Callable[[Report], Engine], max_live: int = 64) -> None:
+    def __init__(
+        self,
+        load: Callable[[Report], Engine],
+        max_live: int = 64,
+        failed: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """`failed` gets the line that says why `load` raised, in the scheduler's thread."""
         self._load = load
+        self._failed = failed
         self._max_live = max_live
         self._wake = threading.Condition()
         self._jobs: list[Job] = []
@@ -129,7 +136,7 @@ class Scheduler:
         return sum(job.emit is None and job.verdict is None for job in list(self._jobs))
 
     def idle_s(self) -> float:
-        """Seconds since anything was asked for or loaded; 0 while there is work."""
+        """Seconds since there was work; 0 while there is. A refused request is none, so a failed engine soon ends."""
         with self._wake:
             if self._jobs or self.phase.state in ("starting", "fetching"):
                 return 0.0
@@ -147,7 +154,6 @@ class Scheduler:
         job = Job(request, started, emit)
         with self._wake:
             self.requests += 1
-            self._active = time.monotonic()
             for other in self._jobs:
                 if other.document == job.document:
                     other.end(Final("superseded"))
@@ -195,6 +201,7 @@ class Scheduler:
         except Exception as error:
             log.exception("the model cannot be loaded")
             self._enter(Phase("error", _one_line(error)))
+            self._failed(self.phase.message)
             return
         self._enter(Phase("ready"))
         while job := self._next_job():

@@ -86,9 +86,22 @@ def _pairs(merges: list[str]) -> list[tuple[str, str]]:
 
 def _save(tensors: Mapping[str, Tensor], facts: dict[str, str], prepared: Path) -> None:
     prepared.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(prepared.parent)
     part = prepared.with_name(f"{prepared.name}.{os.getpid()}.part")
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part, facts)
         part.replace(prepared)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _sweep(folder: Path) -> None:
+    """Removes what processes that were killed while they saved have left: hundreds of megabytes each."""
+    for part in folder.glob("*.part"):
+        process = part.stem.rpartition(".")[2]
+        try:
+            os.kill(int(process), 0)
+        except ProcessLookupError:
+            part.unlink(missing_ok=True)
+        except (ValueError, OverflowError, PermissionError):  # None of ours, or of a process that lives.
+            continue

@@ -1,7 +1,8 @@
 """`infill-engine`, the whole process, with models made for the tests in place of real ones. The tests run it.
 
 The model's name says how it behaves: "instant" answers at once, "endless" never ends by itself, "brief" takes
-half a second, "loading" is at 50% of its download until stopped, "broken" cannot be loaded.
+half a second, "loading" is at 50% of its download until stopped, "broken" cannot be loaded,
+"uninstalled" misses a library.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ def instant(request: InfillRequest) -> Steps:
 def load(config: EngineConfig, report: Report) -> ScriptedEngine:
     if config.model == "broken":
         raise RuntimeError("no such model: use embedded")
+    if config.model == "uninstalled":
+        import no_such_library.part  # type: ignore[import-not-found]  # noqa: F401
     while config.model == "loading":
         report("fetching weights", 0.5)
         time.sleep(0.01)

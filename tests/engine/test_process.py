@@ -202,6 +202,25 @@ def test_a_model_that_cannot_be_loaded_is_said_and_logged(engines: Engines, home
 
 
 @pytest.mark.process
+def test_a_model_that_cannot_be_loaded_is_said_on_the_terminal_at_once_and_by_the_exit_code(engines: Engines) -> None:
+    engine = engines.up("broken")
+    assert engine.stderr
+    assert engine.stderr.readline() == "infill-engine: no such model: use embedded\n"
+    engine.send_signal(signal.SIGTERM)
+    assert engine.communicate(timeout=5) == ("", "")
+    assert engine.returncode == 1
+
+
+@pytest.mark.process
+def test_a_library_that_is_missing_is_named_with_what_to_do(engines: Engines) -> None:
+    engine = engines.up("uninstalled")
+    line = f"no_such_library is not installed in {sys.executable}: run `infill-lsp doctor`"
+    assert infill("uninstalled", ask()) == [Final("error", line)]
+    engine.send_signal(signal.SIGTERM)
+    assert engine.communicate(timeout=5) == ("", f"infill-engine: {line}\n")
+
+
+@pytest.mark.process
 def test_hanging_up_cancels(engines: Engines) -> None:
     engines.up("endless")
     stream = Stream("endless")
@@ -237,6 +256,34 @@ def test_stopping_waits_no_longer_than_it_says(engines: Engines) -> None:
     assert process.DRAIN_S <= time.monotonic() - begun < process.DRAIN_S + 2
     assert stream.event() == Final("cancelled")
     stream.close()
+
+
+@pytest.mark.process
+def test_an_engine_that_hangs_is_stopped_by_signals(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(process, "ASK_S", 0.1)
+    monkeypatch.setattr(process, "SIGNAL_S", 0.1)
+    engine = engines.up("instant")
+    engine.send_signal(signal.SIGSTOP)
+    assert cli.main(["status", "--model", "instant"]) == 1
+    assert "end it with `infill-engine stop --model instant`" in capsys.readouterr().err
+    assert cli.main(["stop", "--model", "instant"]) == 0
+    said = capsys.readouterr().out
+    assert said == f"infill-engine: process {engine.pid} did not stop when asked: ended by SIGKILL\n"
+    assert engine.wait(5) == -signal.SIGKILL
+
+
+def test_a_queue_full_of_callers_is_an_engine_that_hangs(home: Path) -> None:
+    path = str(protocol.socket_path("instant"))
+    with contextlib.ExitStack() as sockets:
+        listener = sockets.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        listener.bind(path)
+        listener.listen(0)
+        caller = sockets.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        caller.connect(path)
+        with pytest.raises(process.EngineError, match="does not answer"):
+            process.status("instant")
 
 
 @pytest.mark.process

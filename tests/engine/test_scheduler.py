@@ -388,3 +388,17 @@ def test_the_thread_rests_when_there_is_nothing_to_do(start: Start) -> None:
     before = time.process_time()
     time.sleep(0.3)
     assert time.process_time() - before < 0.03
+
+
+def test_refused_requests_do_not_keep_a_failed_engine_from_ending() -> None:
+    def load(report: Report) -> Engine:
+        raise RuntimeError("no such model")
+
+    lines: list[str] = []
+    scheduler = Scheduler(load, failed=lines.append)
+    scheduler.start()
+    assert scheduler.join(5)
+    assert lines == ["no such model"]
+    wait_for(lambda: scheduler.idle_s() > 0.02)
+    assert Listener(scheduler, ask()).next() == Final("error", "no such model")
+    assert scheduler.idle_s() > 0.02
