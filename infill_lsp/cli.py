@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import gc
 import io
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -75,7 +77,7 @@ def _serve(options: argparse.Namespace) -> int:
         try:
             asyncio.run(serve_tcp(create_server(), options.tcp, _announce))
         except OSError as error:
-            return _fail(f"cannot listen on port {options.tcp} ({error.strerror}): choose another", 2)
+            return _fail(_unheard(options.tcp, error), 2)
         return 0
     if sys.stdin.isatty():
         print("infill-lsp speaks LSP on stdin, with an editor: see infill-lsp --help", file=sys.stderr)
@@ -84,6 +86,14 @@ def _serve(options: argparse.Namespace) -> int:
     except ValueError as error:
         return _fail(f"{error}: an editor starts this, see infill-lsp --help", 2)
     return 0
+
+
+def _unheard(port: int, error: OSError) -> str:
+    """Why nothing listens on the port; asyncio's own words repeat the address and the number of the error."""
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} of 127.0.0.1 is in use: choose another, or 0 for any free one"
+    why = os.strerror(error.errno) if error.errno else str(error)
+    return f"cannot listen on port {port} of 127.0.0.1 ({why}): choose another, or 0 for any free one"
 
 
 def _announce(port: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -31,9 +32,11 @@ BACK_OFF_S = (0.0, 1.0, 4.0, 16.0)
 START_S = 60.0
 STOP_S = 10.0
 POLL_S = 0.1
-#: Seconds for connecting and for sending, and what an answer may take beyond its own deadline.
+#: Seconds for connecting and for sending, for what the engine answers at once, and what a completion may take beyond
+#: its own deadline: the step that is under way then.
 CONNECT_S = 1.0
-GRACE_S = 2.0
+CONTROL_S = 2.0
+GRACE_S = 0.5
 #: Seconds an idle connection is kept: fewer than the engine's five, so that it never closes under a request.
 KEEP_ALIVE_S = 3.0
 
@@ -62,35 +65,38 @@ class EngineClient:
     async def infill(self, request: InfillRequest) -> AsyncGenerator[Event, None]:
         """The events of an answer, the last of them a `Final`; whatever fails is a `Final` too.
 
-        Never waits for an engine to start: where none listens the only event is `Final("starting")`. Closing
-        the iterator closes the connection, which cancels the request in the engine.
+        Never waits for an engine to start: where none listens, or it went before its first event, the only event
+        is `Final("starting")`. Ends 0.5 s after the request's deadline at the latest, also if the engine hangs.
+        Closing the iterator closes the connection, which cancels the request in the engine.
         """
-        answered = False
+        begun = answered = False
         failure = BROKEN_OFF
+        patience_s = request.deadline_ms / 1000 + GRACE_S
+        give_up = asyncio.get_running_loop().time() + patience_s
         try:
             async with self._pool().stream(
                 "POST",
                 f"{URL}/infill",
                 headers={"content-type": "application/json"},
                 content=protocol.encode(request),
-                extensions=_timeouts(request.deadline_ms / 1000 + GRACE_S),
+                extensions=_timeouts(patience_s),
             ) as response:
                 if response.status != 200:
                     raise EngineError(_refusal(response.status, await response.aread()))
                 # To the end of the stream, not only to the final event: then the connection is used again.
-                async for line in _lines(response.aiter_stream()):
+                async for line in _lines(response.aiter_stream(), give_up):
                     event = protocol.decode_event(line)
+                    begun = True
                     answered = answered or isinstance(event, Final)
                     yield event
-        except httpcore.ConnectError:
-            yield Final("starting", "the engine is not running yet")
-            return
         except (EngineError, ProtocolError) as error:
             failure = str(error)
-        except httpcore.TimeoutException:
+        except (httpcore.TimeoutException, TimeoutError):
             failure = "the engine did not answer in time"
         except (httpcore.NetworkError, httpcore.ProtocolError):
-            pass
+            if not begun:  # None listens, or the connection kept from the last request was to one that has ended.
+                yield Final("starting", "the engine is not running yet")
+                return
         if not answered:
             yield Final("error", failure)
 
@@ -100,12 +106,12 @@ class EngineClient:
         Raises `OutdatedEngine`, and `EngineError` where a newer engine listens or something else.
         """
         try:
-            response = await self._pool().request("GET", f"{URL}/status", extensions=_timeouts(GRACE_S))
+            response = await self._pool().request("GET", f"{URL}/status", extensions=_timeouts(CONTROL_S))
         except httpcore.TimeoutException:
-            raise EngineError("the engine does not answer: end it with `infill-engine stop`") from None
+            raise EngineError(f"the engine does not answer: end it with `{self._stop_command}`") from None
         except (httpcore.NetworkError, httpcore.ProtocolError):
             return None
-        return _status(response.content)
+        return self._status(response.content)
 
     async def bring_up(self) -> AsyncIterator[Status]:
         """Starts the engine where none runs; yields its status every 0.1 s until it is "ready" or "error".
@@ -144,6 +150,29 @@ class EngineClient:
             await self._connections.aclose()
             self._connections = None
 
+    @property
+    def _stop_command(self) -> str:
+        """What a person types to end this engine."""
+        named = "" if self.model == "embedded" else f" --model {shlex.quote(self.model)}"
+        return f"infill-engine stop{named}"
+
+    def _status(self, body: bytes) -> Status:
+        """Looks at the protocol number first: the rest of another version's status may not fit ours."""
+
+        class Version(msgspec.Struct):
+            protocol: int
+
+        try:
+            spoken = msgspec.json.decode(body, type=Version).protocol
+            if spoken < PROTOCOL:
+                raise OutdatedEngine(f"the engine is older than infill-lsp: end it with `{self._stop_command}`")
+            if spoken > PROTOCOL:
+                cure = f"update infill-lsp, or run `{self._stop_command}`"
+                raise EngineError(f"the engine is newer than infill-lsp: {cure}")
+            return protocol.decode_status(body)
+        except (msgspec.MsgspecError, ProtocolError):
+            raise EngineError("what listens on the engine's socket is no engine: end it and try again") from None
+
     def _pool(self) -> httpcore.AsyncConnectionPool:
         if self._connections is None:
             self._connections = httpcore.AsyncConnectionPool(
@@ -160,7 +189,7 @@ class EngineClient:
     async def _retire(self) -> None:
         """Ends an engine of an older version."""
         with contextlib.suppress(httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException):
-            await self._pool().request("POST", f"{URL}/stop", extensions=_timeouts(GRACE_S))
+            await self._pool().request("POST", f"{URL}/stop", extensions=_timeouts(CONTROL_S))
         give_up = time.monotonic() + STOP_S
         while time.monotonic() < give_up:
             try:
@@ -168,7 +197,7 @@ class EngineClient:
                 return
             except OutdatedEngine:
                 await asyncio.sleep(POLL_S)
-        raise EngineError("an engine of an older version does not stop: end it with `infill-engine stop`")
+        raise EngineError(f"an engine of an older version does not stop: end it with `{self._stop_command}`")
 
     def _seconds_to_next_start(self) -> float:
         now = time.monotonic()
@@ -242,30 +271,22 @@ def _timeouts(read_s: float) -> dict[str, Any]:
     return {"timeout": {"connect": CONNECT_S, "write": CONNECT_S, "pool": CONNECT_S, "read": read_s}}
 
 
-async def _lines(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    """Whole lines without their newline; what is left at the end is not one."""
+async def _lines(chunks: AsyncIterable[bytes], give_up: float) -> AsyncIterator[bytes]:
+    """Whole lines without their newline; what is left at the end is not one.
+
+    Raises `TimeoutError` where the stream goes on beyond `give_up`, in the loop's time.
+    """
     rest = b""
-    async for chunk in chunks:
+    pieces = aiter(chunks)
+    while True:
+        try:
+            async with asyncio.timeout_at(give_up):
+                chunk = await anext(pieces)
+        except StopAsyncIteration:
+            return
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             yield line
-
-
-def _status(body: bytes) -> Status:
-    """Looks at the protocol number first: the rest of another version's status may not fit ours."""
-
-    class Version(msgspec.Struct):
-        protocol: int
-
-    try:
-        spoken = msgspec.json.decode(body, type=Version).protocol
-        if spoken < PROTOCOL:
-            raise OutdatedEngine("the engine is older than infill-lsp: end it with `infill-engine stop`")
-        if spoken > PROTOCOL:
-            raise EngineError("the engine is newer than infill-lsp: update infill-lsp, or run `infill-engine stop`")
-        return protocol.decode_status(body)
-    except (msgspec.MsgspecError, ProtocolError):
-        raise EngineError("what listens on the engine's socket is no engine: end it and try again") from None
 
 
 def _refusal(code: int, body: bytes) -> str:

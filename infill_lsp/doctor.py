@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,9 @@ from infill_lsp import __version__
 from infill_lsp.client import EngineClient, EngineError, interpreter
 from infill_lsp.documents import GRAMMARS, Document
 
+#: The torch that the engine runs on: from the first version, up to the second and without it; and so for pip.
+TORCH = ((2, 11), (2, 14))
+TORCH_REQUIREMENT = "torch>=2.11,<2.14"
 #: What the engine needs, besides torch.
 PACKAGES = ("tokenizers", "gguf", "safetensors", "numpy", "starlette", "uvicorn", "rich")
 #: Run in the engine's Python: the versions of the packages named, null where there is none.
@@ -51,12 +55,13 @@ async def examine(model: str, python: str) -> bool:
     """Prints what it finds with `infill.model` and `infill.engine.python` set so; True if all is well."""
     report = _Report()
     _server(report)
-    _packages(report, python)
-    _places(report, model)
-    engine = EngineClient(model, python)
-    if await _ready(report, engine):
-        await _completion(report, engine)
-    await engine.aclose()
+    startable = _packages(report, python)
+    reachable = _places(report, model)
+    if startable and reachable:
+        engine = EngineClient(model, python)
+        if await _ready(report, engine):
+            await _completion(report, engine)
+        await engine.aclose()
     print("All is well." if report.well else "Not all is well: see ✗.")
     return report.well
 
@@ -88,7 +93,8 @@ def _server(report: _Report) -> None:
             report.failed(f"grammar {language}: does not load", f"{sys.executable} -m pip install -U {package}")
 
 
-def _packages(report: _Report, python: str) -> None:
+def _packages(report: _Report, python: str) -> bool:
+    """Whether there is a Python to start the engine with; what that lacks is reported, and the engine tells, too."""
     try:
         program = interpreter(python)
         names = ("torch", *PACKAGES)
@@ -96,32 +102,44 @@ def _packages(report: _Report, python: str) -> None:
         found: Mapping[str, str | None] = json.loads(probe.stdout)
     except (EngineError, OSError, subprocess.CalledProcessError, ValueError) as error:
         report.failed(f"Python of the engine: {error}", "set infill.engine.python to a Python interpreter")
-        return
-    if found["torch"]:
-        report.ok(f"torch {found['torch']} in {program}")
-    else:
+        return False
+    torch = found["torch"]
+    if torch is None:
         report.failed(f"torch is not installed in {program}", _torch_cure(program))
+    elif not _fits(torch):
+        report.failed(f"torch {torch} in {program} does not fit {TORCH_REQUIREMENT}", _torch_cure(program))
+    else:
+        report.ok(f"torch {torch} in {program}")
     missing = [name for name in PACKAGES if not found[name]]
     if missing:
         cure = f'{program} -m pip install "infill-lsp[engine]"'
         report.failed(f"not installed in {program}: {', '.join(missing)}", cure)
     else:
         report.ok(", ".join(f"{name} {found[name]}" for name in PACKAGES))
+    return True
+
+
+def _fits(torch: str) -> bool:
+    release = re.match(r"(\d+)\.(\d+)", torch)
+    return release is not None and TORCH[0] <= (int(release[1]), int(release[2])) < TORCH[1]
 
 
 def _torch_cure(program: str) -> str:
     """The size first: on Linux the default build is the one for CUDA."""
     if sys.platform == "linux" and shutil.which("nvidia-smi") is None:
-        index = "https://download.pytorch.org/whl/cpu"
-        return f"about 200 MB, not the several GB of the CUDA build: {program} -m pip install --index-url {index} torch"
-    return f"{program} -m pip install torch"
+        pip = f'{program} -m pip install --index-url https://download.pytorch.org/whl/cpu "{TORCH_REQUIREMENT}"'
+        return f"{pip} (about 200 MB, instead of several GB)"
+    return f'{program} -m pip install "{TORCH_REQUIREMENT}"'
 
 
-def _places(report: _Report, model: str) -> None:
+def _places(report: _Report, model: str) -> bool:
+    """Whether the engine has a socket; without a cache it tells itself what it cannot do."""
     cache = protocol.cache_dir()
+    reachable = True
     try:
         report.ok(f"socket: {protocol.socket_path(model)}")
     except OSError as error:
+        reachable = False
         report.failed(f"socket: {error}", "set INFILL_RUNTIME_DIR to a short path in a folder of your own")
     try:
         cache.mkdir(parents=True, exist_ok=True)
@@ -132,6 +150,7 @@ def _places(report: _Report, model: str) -> None:
         report.ok(f"weights and logs: {cache}")
     else:
         report.failed(f"{cache} cannot be written", "set INFILL_CACHE_DIR to a folder of your own")
+    return reachable
 
 
 async def _ready(report: _Report, engine: EngineClient) -> bool:

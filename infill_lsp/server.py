@@ -18,6 +18,7 @@ import os
 import stat
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -44,6 +45,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two looks at whether the editor's process still lives.
 EDITOR_POLL_S = 2.0
+#: Seconds an editor may take to agree to a progress bar: some never answer, and the engine's start waits for it.
+BAR_S = 2.0
 #: The only address served over TCP.
 HOST = "127.0.0.1"
 #: Editors that put an item into their buffers as it is, which hold LF in a CRLF file, too: Neovim 0.12 would show and
@@ -71,6 +74,7 @@ async def inline_completion(
     from infill_lsp.extraction import cut
     from infill_lsp.postprocess import edit
 
+    asked = time.monotonic()
     trigger = _trigger(params.context)
     snapshot = ls.snapshot(params)
     if snapshot is None:
@@ -79,7 +83,7 @@ async def inline_completion(
     if isinstance(gap, Silence):
         log.debug("nothing is offered: %s", gap.reason)
         return NOTHING
-    candidate = await ls.fill(gap, snapshot, trigger)
+    candidate = await ls.fill(gap, snapshot, trigger, asked)
     if not ls.is_current(snapshot):
         return None
     if candidate is None:
@@ -271,11 +275,17 @@ class InfillServer(LanguageServer):
             document is not None and document.version == snapshot.version and self._newest.get(snapshot.uri) is snapshot
         )
 
-    async def fill(self, gap: Gap, snapshot: Snapshot, trigger: Trigger) -> Candidate | None:
-        """The engine's best text for the gap; None without one, or once the request is out of date."""
+    async def fill(self, gap: Gap, snapshot: Snapshot, trigger: Trigger, asked: float) -> Candidate | None:
+        """The engine's best text for the gap; None without one, or once the request is out of date.
+
+        The deadline runs from `asked`, in seconds of the monotonic clock. An engine that fails leaves the best text
+        so far, as the deadline does.
+        """
         from infill_engine.protocol import Candidate, Final, Frame, InfillRequest
 
         deadline = self.settings.deadline
+        deadline_ms = deadline.invoked if trigger == "invoked" else deadline.automatic
+        spent_ms = round(1000 * (time.monotonic() - asked))
         request = InfillRequest(
             client=self._client_id,
             document=hashlib.sha256(snapshot.uri.encode(errors="replace")).hexdigest(),
@@ -287,7 +297,7 @@ class InfillServer(LanguageServer):
             suffix=gap.suffix,
             max_lines=min(gap.max_lines, self.settings.max_lines),
             min_indent=gap.min_indent,
-            deadline_ms=deadline.invoked if trigger == "invoked" else deadline.automatic,
+            deadline_ms=max(1, deadline_ms - spent_ms),
             frames=self.wants_canvas,
         )
         best = None
@@ -303,12 +313,13 @@ class InfillServer(LanguageServer):
                     case Final("end" | "limit" | "deadline"):
                         if self.wants_timing:
                             self.protocol.notify("infill/timing", _timing(event, snapshot))
-                    case Final(reason, message):
+                    case Final("error", message):
+                        self.show(message, types.MessageType.Error)
+                        self.follow_engine()
+                    case Final("starting"):
+                        self.follow_engine()
+                    case Final():
                         best = None
-                        if reason == "error":
-                            self.show(message, types.MessageType.Error)
-                        if reason in ("error", "starting"):
-                            self.follow_engine()
         return best
 
     def answer(
@@ -413,7 +424,13 @@ class _EngineProgress:
         told = f"{status.message} {percentage}"
         if self._token is None:
             token = uuid.uuid4().hex
-            await self._bar.create_async(token)
+            try:
+                # Shielded, for pygls takes an answer to what was cancelled for a fault.
+                await asyncio.wait_for(asyncio.shield(self._bar.create_async(token)), BAR_S)
+            except (TimeoutError, JsonRpcException) as error:
+                log.warning("the editor gives no progress bar: %s", str(error) or "no answer")
+                self._wanted = False
+                return
             self._token = token
             begin = types.WorkDoneProgressBegin("Infill", message=status.message, percentage=percentage)
             self._bar.begin(token, begin)

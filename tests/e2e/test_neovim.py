@@ -311,4 +311,4 @@ def test_checkhealth_says_what_to_do_without_a_server(bare: pynvim.Nvim) -> None
     bare.command("checkhealth infill")
     report = "\n".join(bare.current.buffer)
     assert "`infill-lsp` is not on the PATH" in report
-    assert "pip install 'infill-lsp[engine]'" in report
+    assert "see docs/editors.md" in report

@@ -127,17 +127,38 @@ async def test_a_stale_socket_file_means_starting_too(engine: EngineClient) -> N
     assert [event.reason for event in await events_of(engine) if isinstance(event, Final)] == ["starting"]
 
 
-@pytest.mark.parametrize("sent", [b"", b'{"type":"candidate","text":"x"}\n', b'{"type":"fin'])
-async def test_an_engine_that_dies_in_mid_answer_ends_in_an_error(engine: EngineClient, sent: bytes) -> None:
+@pytest.mark.parametrize("rest", [b"", b'{"type":"fin'])
+async def test_an_engine_that_dies_in_mid_answer_ends_in_an_error(engine: EngineClient, rest: bytes) -> None:
     async def answer(target: str, body: bytes, writer: asyncio.StreamWriter) -> None:
-        await stream(writer, *[sent] if sent else [], end=False)
+        await stream(writer, protocol.encode(Candidate("x")) + b"\n" + rest, end=False)
         writer.close()
 
     async with listening(answer):
-        final = (await events_of(engine))[-1]
+        candidate, final = await events_of(engine)
+    assert candidate == Candidate("x")
     assert isinstance(final, Final)
     assert final.reason == "error"
     assert "middle of an answer" in final.message
+
+
+@pytest.mark.parametrize("sent", [None, b"", b'{"type":"can'])
+async def test_an_engine_that_is_gone_before_it_said_anything_is_not_running(
+    engine: EngineClient, sent: bytes | None
+) -> None:
+    async def answer(target: str, body: bytes, writer: asyncio.StreamWriter) -> None:
+        if target == "/v1/status":
+            await plain(writer, protocol.encode(READY))
+            return
+        if sent is not None:
+            await stream(writer, *[sent] if sent else [], end=False)
+        writer.close()
+
+    async with listening(answer) as peer:
+        assert await engine.status() == READY
+        (final,) = await events_of(engine)
+        assert peer.connections == 1
+    assert isinstance(final, Final)
+    assert final.reason == "starting"
 
 
 async def test_lines_that_are_no_events_end_in_an_error(engine: EngineClient) -> None:
@@ -170,6 +191,25 @@ async def test_a_hanging_engine_ends_in_an_error(engine: EngineClient, monkeypat
         (final,) = [event async for event in engine.infill(request)]
     assert isinstance(final, Final)
     assert (final.reason, final.message) == ("error", "the engine did not answer in time")
+
+
+async def test_an_engine_that_hangs_in_mid_answer_is_given_up_by_the_deadline(engine: EngineClient) -> None:
+    """Each frame starts the wait for the next one anew, but not the deadline."""
+    request = msgspec.structs.replace(REQUEST, deadline_ms=10)
+    candidate = protocol.encode(Candidate("x")) + b"\n"
+
+    async def answer(target: str, body: bytes, writer: asyncio.StreamWriter) -> None:
+        await stream(writer, candidate, end=False)
+        while True:
+            await asyncio.sleep(0.1)
+            writer.write(b"%x\r\n%b\r\n" % (len(candidate), candidate))
+            await writer.drain()
+
+    async with listening(answer), asyncio.timeout(5):
+        *candidates, final = [event async for event in engine.infill(request)]
+    assert candidates
+    assert set(candidates) == {Candidate("x")}
+    assert final == Final("error", "the engine did not answer in time")
 
 
 async def test_cancelling_closes_the_stream_and_leaves_the_client_usable(engine: EngineClient) -> None:
@@ -233,7 +273,7 @@ async def test_a_newer_engine_is_left_alone(engine: EngineClient) -> None:
         await plain(writer, protocol.encode(msgspec.structs.replace(READY, protocol=PROTOCOL + 1)))
 
     async with listening(answer) as peer:
-        with pytest.raises(EngineError, match="newer than infill-lsp"):
+        with pytest.raises(EngineError, match=r"newer than infill-lsp.*`infill-engine stop --model m`"):
             await anext(engine.bring_up())
         assert "/v1/stop" not in peer.targets
 

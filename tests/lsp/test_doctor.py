@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from editor import fake_model
+
+from infill_lsp.doctor import PACKAGES
 
 pytestmark = pytest.mark.process
 
@@ -57,6 +60,26 @@ def test_a_python_that_is_none_is_named(home: Path) -> None:
     code, output = doctor("--python", "/nowhere/python", "--model", "m")
     assert code == 1
     assert "✗ Python of the engine: no program /nowhere/python" in output
+
+
+@pytest.mark.parametrize("version", ["2.10.1", "2.14.0+cpu", "unknown"])
+def test_a_torch_that_does_not_fit_is_a_fault(home: Path, version: str) -> None:
+    python = home / "python"
+    versions = json.dumps(dict.fromkeys(PACKAGES, "1.0") | {"torch": version})
+    python.write_text(f"#!/bin/sh\necho '{versions}'\n[ \"$1\" = -c ]\n")
+    python.chmod(0o700)
+    code, output = doctor("--python", str(python), "--model", "m")
+    assert code == 1
+    assert f"✗ torch {version} in {python} does not fit torch>=2.11,<2.14\n  cure: {python} -m pip install" in output
+    assert '"torch>=2.11,<2.14"' in output
+
+
+def test_a_fault_of_the_socket_is_told_once(home: Path) -> None:
+    (home / "run").mkdir(mode=0o755)
+    code, output = doctor("--model", "m")
+    assert code == 1
+    assert output.count("mode 0700") == 1
+    assert output.count("✗") == 2  # The other is in the last line.
 
 
 def test_a_terminal_without_check_marks_is_served(home: Path) -> None:

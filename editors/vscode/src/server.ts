@@ -20,7 +20,7 @@ export function findServer(): Server {
   const path = candidates.find(isProgram);
   return path !== undefined
     ? { found: true, path }
-    : { found: false, problem: `${program} is not on the PATH: install it, or set infill.server.path.` };
+    : { found: false, problem: `${program} is not on the PATH: install it (see docs/editors.md), or set infill.server.path.` };
 }
 
 function isProgram(path: string): boolean {

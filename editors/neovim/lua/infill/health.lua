@@ -30,7 +30,7 @@ local function check_server()
   local executable = vim.fn.exepath(command[1])
   if executable == "" then
     vim.health.error(("`%s` is not on the PATH"):format(command[1]), {
-      "Install it: pip install 'infill-lsp[engine]'",
+      "Install it, from a clone into a virtual environment: see docs/editors.md",
       'Or name it: require("infill").setup({ cmd = { "/path/to/infill-lsp" } })',
     })
     return
