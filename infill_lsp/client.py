@@ -66,11 +66,12 @@ class EngineClient:
         """The events of an answer, the last of them a `Final`; whatever fails is a `Final` too.
 
         Never waits for an engine to start: where none listens, or it went before its first event, the only event
-        is `Final("starting")`. Ends 0.5 s after the request's deadline at the latest, also if the engine hangs.
+        is `Final("starting")`. Ends 0.5 s after the request's deadline at the latest, with `Final("starting")` too if
+        the engine has not answered by then.
         Closing the iterator closes the connection, which cancels the request in the engine.
         """
         begun = answered = False
-        failure = BROKEN_OFF
+        failure = Final("error", BROKEN_OFF)
         patience_s = request.deadline_ms / 1000 + GRACE_S
         give_up = asyncio.get_running_loop().time() + patience_s
         try:
@@ -90,15 +91,15 @@ class EngineClient:
                     answered = answered or isinstance(event, Final)
                     yield event
         except (EngineError, ProtocolError) as error:
-            failure = str(error)
+            failure = Final("error", str(error))
         except (httpcore.TimeoutException, TimeoutError):
-            failure = "the engine did not answer in time"
+            # A machine under load is no fault to tell of. Whether the engine hangs, whoever looks after it will see.
+            failure = Final("starting", "the engine did not answer in time")
         except (httpcore.NetworkError, httpcore.ProtocolError):
             if not begun:  # None listens, or the connection kept from the last request was to one that has ended.
-                yield Final("starting", "the engine is not running yet")
-                return
+                failure = Final("starting", "the engine is not running yet")
         if not answered:
-            yield Final("error", failure)
+            yield failure
 
     async def status(self) -> Status | None:
         """What the engine says of itself; None where none listens.
