@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar, cast
 
 import torch
-from infill_kernels import Unmasked, logits, unmask
+from infill_kernels import Allowed, Unmasked, logits, unmask
 from torch import Tensor
 
 from infill_engine.config import EngineConfig
@@ -254,13 +254,9 @@ class Engine:
         text = request.tail + request.suffix
         return self._tokenizer.encode(text) if text.strip() else []
 
-    def _allowed(self, rest: bytes, rows: int) -> Tensor | None:
-        """bool [rows, V]: the frontier has to write `rest` again; the other rows are free."""
-        if not rest:
-            return None
-        first = self._tokenizer.allowed(rest)
-        others = torch.ones(rows - 1, len(first), dtype=torch.bool)
-        return torch.cat([first[None], others]).to(self._denoiser.head.weight.device)
+    def _allowed(self, rest: bytes, rows: int) -> Allowed | None:
+        """The frontier has to write `rest` again; the other rows are free."""
+        return self._denoiser.head.allow(rows, {0: self._tokenizer.allowed(rest)}) if rest else None
 
     def _frame(self, run: _Run, canvas: Canvas) -> Frame:
         """The canvas as it stands after a step."""

@@ -11,12 +11,13 @@ from infill_kernels.attention import (
     plan,
     rotate,
 )
-from infill_kernels.unmask import Head, Unmasked, logits, unmask
+from infill_kernels.unmask import Allowed, Head, Unmasked, logits, unmask
 
 __all__ = [
     "BRANCH",
     "LEFT",
     "OPEN",
+    "Allowed",
     "CanvasPlan",
     "Context",
     "Head",

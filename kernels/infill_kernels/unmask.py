@@ -19,11 +19,21 @@ arXiv 2408.00118, section 2); entropy as log-sum-exp minus the mean logit, an id
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What single rows are restricted to; the others are free and cost nothing. `Head.allow` builds and checks it."""
+
+    #: bool [K, V], the sets, without the banned ids.
+    mask: Tensor
+    #: int32 [N], the index of each row's set, -1 for a free row.
+    row: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +44,35 @@ class Head:
     weight: Tensor
     #: Logits are squashed into (-softcap, softcap) where it is given.
     softcap: float | None = None
-    #: bool [V], True where an id may never be produced; None: all may.
+    #: bool [V], True where an id may never be produced; None: all may. Kept on the weight's device.
     banned: Tensor | None = None
     #: hidden [N, D] -> fp32 logits [N, V] before the cap, where something serves faster than `weight` (an int8 copy).
     project: Callable[[Tensor], Tensor] | None = None
+    #: bool [V] on the host, the ids that are not banned: sets are checked against it without waiting for the device.
+    free: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        vocab = len(self.weight)
+        free = torch.ones(vocab, dtype=torch.bool) if self.banned is None else ~self.banned.cpu()
+        if free.shape != (vocab,) or not bool(free.any()):
+            raise ValueError(f"`banned` must be bool [{vocab}] and leave an id that may be produced")
+        object.__setattr__(self, "free", free)
+        if self.banned is not None:
+            object.__setattr__(self, "banned", self.banned.to(self.weight.device))
+
+    def allow(self, rows: int, sets: Mapping[int, Tensor]) -> Allowed:
+        """Restricts some of `rows` rows, each to its own set of ids, bool [V] on the host.
+
+        Raises `ValueError` for a row that would admit no id.
+        """
+        mask = torch.stack([*sets.values()]) & self.free if sets else self.free[None][:0]
+        empty = [row for row, some in zip(sets, mask.any(-1).tolist(), strict=True) if not some]
+        if empty:
+            raise ValueError(f"row {empty[0]} admits no token: its set has only banned ids or none")
+        row = torch.full((rows,), -1, dtype=torch.int32)
+        row[list(sets)] = torch.arange(len(sets), dtype=torch.int32)
+        device = self.weight.device
+        return Allowed(mask.to(device, non_blocking=True), row.to(device, non_blocking=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,25 +109,26 @@ def unmask(
     head: Head,
     *,
     temperature: float = 1.0,
-    allowed: Tensor | None = None,
+    allowed: Allowed | None = None,
     noise: Tensor | None = None,
     soft: bool = False,
 ) -> Unmasked:
     """Reads one token a row off hidden states.
 
-    hidden: [N, D]; allowed: bool [N, V], a further restriction a row (None: none); noise: float32 [N, V] standard
-    Gumbel draws, an input so that a trace can be replayed; soft: also return the expected embedding.
+    hidden: [N, D]; allowed: a further restriction of single rows (None: none); noise: float32 [N, V] standard Gumbel
+    draws, an input so that a trace can be replayed; soft: also return the expected embedding. Ties go to the lowest id.
 
-    Raises `ValueError` for a temperature that is not positive and for a row that admits no id at all.
+    Raises `ValueError` for a temperature that is not positive. A row that admits no id cannot be asked for: `Head` and
+    `Head.allow` refuse it.
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, not {temperature}; take `token` for a greedy choice")
     y = logits(hidden, head) / temperature
-    admitted = _admitted(y.shape, head, allowed, y.device)
-    if admitted is not None:
-        if not bool(admitted.any(-1).all()):
-            raise ValueError("a row admits no token: `banned` and `allowed` leave nothing")
-        y = y.masked_fill(~admitted, -torch.inf)
+    if head.banned is not None:
+        y = y.masked_fill(head.banned, -torch.inf)
+    if allowed is not None:
+        some = allowed.row >= 0
+        y[some] = y[some].masked_fill(~allowed.mask[allowed.row[some]], -torch.inf)
     top, token = y.max(-1)
     y0 = y - top[:, None]  # from the top: at logits of some hundreds, lse - mean of y itself is off in the third digit
     weights = y0.exp()
@@ -116,10 +152,3 @@ def logits(hidden: Tensor, head: Head, ids: Tensor | None = None) -> Tensor:
     else:
         z = torch.einsum("nd,nkd->nk", hidden.float(), head.weight[ids].float())
     return z if head.softcap is None else head.softcap * torch.tanh(z / head.softcap)
-
-
-def _admitted(shape: torch.Size, head: Head, allowed: Tensor | None, device: torch.device) -> Tensor | None:
-    if head.banned is None:
-        return allowed
-    free = ~head.banned.to(device).expand(shape)
-    return free if allowed is None else free & allowed

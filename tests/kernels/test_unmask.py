@@ -36,7 +36,10 @@ def test_agrees_with_a_float64_softmax(rows, vocab, width, seed, scale, temperat
     if restrict:
         allowed = torch.rand(rows, vocab, generator=torch.Generator().manual_seed(seed)) < 0.5
         allowed[:, 1] = True
-    out = unmask(hidden, Head(weight, softcap, banned), temperature=temperature, allowed=allowed, soft=True)
+        allowed[::3] = True
+    head = Head(weight, softcap, banned)
+    sets = None if allowed is None else head.allow(rows, {i: ids for i, ids in enumerate(allowed) if not ids.all()})
+    out = unmask(hidden, head, temperature=temperature, allowed=sets, soft=True)
 
     z = (hidden @ weight.T).double()  # the product rounds as torch does; all after it is held to float64
     torch.testing.assert_close(z, hidden.double() @ weight.double().T, rtol=1e-5, atol=1e-5 * scale * width)
@@ -88,12 +91,27 @@ def test_gumbel_samples_follow_the_softmax():
     torch.testing.assert_close(share, weight[:, 0].softmax(0), atol=0.015, rtol=0)
 
 
+def test_ties_go_to_the_lowest_id():
+    out = unmask(torch.ones(1, 1), Head(torch.tensor([[0.0], [2.0], [1.0], [2.0]])), noise=torch.zeros(1, 4))
+    assert out.token.tolist() == out.sample.tolist() == [1]
+
+
 def test_a_row_that_admits_nothing_is_refused():
-    hidden, weight = case(2, 5, 3, seed=0)
-    allowed = torch.ones(2, 5, dtype=torch.bool)
-    allowed[1] = False
-    with pytest.raises(ValueError, match="admits no token"):
-        unmask(hidden, Head(weight), allowed=allowed)
+    banned = torch.tensor([True, False, False, False, False])
+    head = Head(case(2, 5, 3, seed=0)[1], banned=banned)
+    with pytest.raises(ValueError, match="row 1 admits no token"):
+        head.allow(2, {0: ~banned, 1: banned})
+    with pytest.raises(ValueError, match="banned"):
+        Head(head.weight, banned=torch.ones(5, dtype=torch.bool))
+
+
+def test_a_set_restricts_its_own_row_only():
+    weight = torch.tensor([[1.0], [2.0], [3.0]])
+    head = Head(weight)
+    out = unmask(torch.ones(3, 1), head, allowed=head.allow(3, {1: torch.tensor([True, False, False])}))
+    assert out.token.tolist() == [2, 0, 2]
+    assert out.prob[1].item() == 1.0
+    assert out.entropy[1].item() == 0.0
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
