@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from infill_engine import smollm, weights
-from infill_engine.core import Canvas, Contexts
+from infill_engine.core import Canvas, Contexts, complete
 from infill_engine.fetch import ensure_weights
 from infill_engine.protocol import cache_dir
 from infill_engine.tokenizer import LineTokenizer
@@ -40,7 +40,7 @@ def total_loss(denoiser: smollm.SmolDenoiser, ids: list[int]) -> float:
     for at in track(range(0, len(ids), WINDOW), "encoding"):
         window = ids[at : at + WINDOW]
         canvas = Canvas(0, (smollm.SINK_ID,), len(window), proposal=tuple(window[:-1]))
-        (hidden,), _ = denoiser.denoise([canvas], [Contexts(denoiser.encode((), None))], [None])
+        (hidden,), _ = denoiser.denoise([canvas], [Contexts(complete(denoiser.encode((), None)))], [None])
         scores = logits(hidden, denoiser.head).log_softmax(-1)
         nats -= scores[torch.arange(len(window)), torch.tensor(window)].sum().item()
     return nats

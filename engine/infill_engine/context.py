@@ -136,16 +136,15 @@ class ContextCache:
 
     def _extend(self, key: Key, entry: _Entry, usage: Usage) -> Generator[None, None, ContextKV]:
         if entry.kv is None:
-            entry.kv = self._denoiser.encode((), None)
+            entry.kv = yield from self._denoiser.encode((), None)
         while (done := entry.kv.length) < len(entry.tokens):
             size = min(self._chunk, max(LEAST_CHUNK, int(self.rate * CHUNK_S)))
             chunk = entry.tokens[done : done + size]
             began = time.perf_counter()
-            entry.kv = self._denoiser.encode(chunk, entry.kv)
+            entry.kv = yield from self._denoiser.encode(chunk, entry.kv)
             usage.encoded += len(chunk)
             if len(chunk) == size:
                 self.rate += 0.2 * (len(chunk) / max(time.perf_counter() - began, 1e-6) - self.rate)
-            yield
         self._entries[key] = entry  # it may have fallen out while others were encoded
         self._entries.move_to_end(key)
         while self.nbytes > self._max_bytes and len(self._entries) > 1:

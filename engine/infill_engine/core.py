@@ -5,12 +5,14 @@ Knows no model by name, no editor and no wire format. Positions and lengths coun
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from infill_kernels import BRANCH, LEFT, OPEN, Head, Unmasked
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 class ModelError(RuntimeError):
@@ -142,8 +144,12 @@ class Denoiser(Protocol):
     @property
     def head(self) -> Head: ...
 
-    def encode(self, tokens: Sequence[int], kv: ContextKV | None) -> ContextKV:
-        """Extends a context, in place, or begins one. Causal: what was encoded before stays as it is."""
+    def encode(self, tokens: Sequence[int], kv: ContextKV | None) -> Generator[None, None, ContextKV]:
+        """Extends a context, in place, or begins one. Causal: what was encoded before stays as it is.
+
+        Each `next` is a bounded piece of work. The context's length changes with the last one only, so a generator that
+        is closed before leaves it as it was. Raises `MemoryError` where there is no room for more keys and values.
+        """
 
     def denoise(
         self, canvases: Sequence[Canvas], contexts: Sequence[Contexts], states: Sequence[Any]
@@ -166,3 +172,12 @@ class CommitPolicy(Protocol):
 def agreement(a: Sequence[object], b: Sequence[object]) -> int:
     """Length of the longest common prefix."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def complete(steps: Generator[Any, None, T]) -> T:
+    """Takes all steps at once and returns the generator's value."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return cast(T, done.value)

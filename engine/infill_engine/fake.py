@@ -8,7 +8,7 @@ proposal is judged as by a real model: only what stands to the left counts.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -54,10 +54,12 @@ class FakeDenoiser:
         self._table = [(key.encode(), text.encode()) for key, text in table.items()]
         self._step_s = step_s
 
-    def encode(self, tokens: Sequence[int], kv: ContextKV | None) -> ContextKV:
+    def encode(self, tokens: Sequence[int], kv: ContextKV | None) -> Generator[None, None, ContextKV]:
         own = cast(_Tokens, kv) if kv is not None else _Tokens()
         own.tokens += tokens
         self.encoded += len(tokens)
+        if tokens:
+            yield
         return own
 
     def denoise(

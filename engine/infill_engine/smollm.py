@@ -12,13 +12,25 @@ prefix alone 2.15; the suffix as a block after the canvas, where it stands in th
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from infill_kernels import LEFT, CanvasPlan, Context, Head, Rope, canvas_attention, plan, rotate
+from infill_kernels import (
+    LEFT,
+    PAGE,
+    Head,
+    KVPool,
+    Part,
+    Placed,
+    Plan,
+    Rope,
+    canvas_attention,
+    plan,
+    rotate_and_store,
+)
 from torch import Tensor
 
 from infill_engine.core import Canvas, ContextKV, Contexts, Facts, ModelError, agreement
@@ -47,6 +59,9 @@ SPECIALS = 17
 #: Gates on attention scores: for keys in blocks and for keys to the right of the query. The first lowers the loss of
 #: the untrained base from 1.981 to 1.972; training moves both by less than 0.1.
 BLOCK_GATE, RIGHT_GATE = 1.0, -1.0
+
+#: Layers that one step of encoding runs: between two, more urgent work may go first.
+GROUP = 10
 
 DTYPES = ("fp32", "bf16", "int8")
 
@@ -115,32 +130,30 @@ class _Layer:
 
 
 class _KV:
-    """Keys (rotated at 0, 1, 2, ...) and values of one run of tokens, [layers, 2, Hkv, capacity, hd]."""
+    """Keys (rotated at 0, 1, 2, ...) and values of one run of tokens, in pages of a pool that it gives back in the end."""
 
-    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device, capacity: int = 64) -> None:
+    def __init__(self, pool: KVPool) -> None:
         self.length = 0
-        sizes = (shape.layers, 2, shape.kv_heads, capacity, shape.head_size)
-        self._data = torch.empty(sizes, dtype=dtype, device=device)
+        self.pages: list[int] = []
+        self._pool = pool
 
     @property
     def nbytes(self) -> int:
-        return self._data.nbytes
+        return len(self.pages) * self._pool.page_bytes
 
     def truncate(self, length: int) -> None:
         self.length = min(self.length, length)
+        kept = -(-self.length // PAGE)
+        self._pool.give(self.pages[kept:])
+        del self.pages[kept:]
 
     def reserve(self, length: int) -> None:
-        """Room for `length` tokens; grows by half, so that appending costs amortised constant time."""
-        capacity = self._data.shape[3]
-        if length > capacity:
-            layers, two, heads, _, size = self._data.shape
-            data = self._data.new_empty(layers, two, heads, max(length, capacity * 3 // 2), size)
-            data[:, :, :, : self.length] = self._data[:, :, :, : self.length]
-            self._data = data
+        """Room for `length` tokens. Raises `MemoryError` where the pool has no more."""
+        while len(self.pages) * PAGE < length:
+            self.pages.append(self._pool.take())
 
-    def layer(self, i: int, first: int, end: int) -> tuple[Tensor, Tensor]:
-        """Views [Hkv, end - first, hd] of keys and values."""
-        return self._data[i, 0, :, first:end], self._data[i, 1, :, first:end]
+    def __del__(self) -> None:
+        self._pool.give(self.pages)
 
 
 @dataclass(slots=True)
@@ -151,41 +164,27 @@ class _State:
     tokens: list[int]
 
 
-class _Placed(NamedTuple):
-    """A context where it stands for one part of a pass."""
-
-    kv: _KV
-    #: The first token that is seen, and the end of those.
-    first: int
-    end: int
-    bias: float
-
-    def layer(self, i: int) -> Context:
-        return Context(*self.kv.layer(i, self.first, self.end), self.bias)
-
-
-class _Part(NamedTuple):
-    """One canvas's (or context's) share of a pass: `tokens` are computed, their keys written into `kv` from `at` on."""
-
-    tokens: list[int]
-    kv: _KV
-    at: int
-    #: The canvas is kv[canvas : at + len(tokens)].
-    canvas: int
-    contexts: list[_Placed]
-    plan: CanvasPlan
-
-
 class SmolDenoiser:
     """`Denoiser` of the embedded model, untrained for masks: known tokens predict their right neighbour."""
 
     facts = Facts(mask_id=MASK_ID, end_id=END_ID, sink_id=SINK_ID, lookahead=0, left=(4, 20))
 
-    def __init__(self, weights: Mapping[str, Tensor], dtype: str, device: str, shape: Shape = SMOLLM2) -> None:
-        """weights: by their GGUF names, any floating type, q and k rows in half-split order; dtype: one of DTYPES."""
+    def __init__(
+        self,
+        weights: Mapping[str, Tensor],
+        dtype: str,
+        device: str,
+        shape: Shape = SMOLLM2,
+        cache_bytes: int = 512 << 20,
+    ) -> None:
+        """weights: by their GGUF names, any floating type, q and k rows in half-split order; dtype: one of DTYPES;
+        cache_bytes: memory for the keys and values of all contexts and canvases."""
         self._shape = shape
         self._device = torch.device(device)
         self._dtype = torch.bfloat16 if dtype == "bf16" else torch.float32
+        page_bytes = 2 * shape.layers * shape.kv_heads * PAGE * shape.head_size * self._dtype.itemsize
+        pages = max(4, cache_bytes // page_bytes)
+        self._pool = KVPool(shape.layers, shape.kv_heads, shape.head_size, pages, self._dtype, self._device)
         self._rope = Rope(shape.head_size, shape.rope_base, self._device)
 
         def dense(weight: Tensor) -> Linear:
@@ -221,79 +220,73 @@ class SmolDenoiser:
             project=_Int8Rows(embedding) if dtype == "int8" else None,
         )
 
-    def encode(self, tokens: Sequence[int], kv: ContextKV | None) -> ContextKV:
-        own = cast(_KV, kv) if kv is not None else _KV(self._shape, self._dtype, self._device)
+    def encode(self, tokens: Sequence[int], kv: ContextKV | None) -> Generator[None, None, ContextKV]:
+        own = cast(_KV, kv) if kv is not None else _KV(self._pool)
         n, done = len(tokens), own.length
         if n == 0:
             return own
-        chain = torch.arange(n)
-        causal = plan(done + chain, chain - 1, torch.full_like(chain, LEFT), n, self._rope, [0], [False])
-        self._forward([_Part(list(tokens), own, done, done, [_Placed(own, 0, done, 0.0)], causal)])
+        own.reserve(done + n)
+        chain = list(range(-1, n - 1))
+        before = [Placed(own.pages, 0, done)]
+        of_pass = plan([Part(range(done, done + n), chain, [LEFT] * n, n, own.pages, done, before)], 0.0, self._device)
+        x = self._embed(tokens)
+        for first in range(0, self._shape.layers, GROUP):
+            x = self._run(x, of_pass, first, min(first + GROUP, self._shape.layers))
+            if first + GROUP < self._shape.layers:
+                yield
         own.length = done + n
+        yield
         return own
 
     def denoise(
         self, canvases: Sequence[Canvas], contexts: Sequence[Contexts], states: Sequence[Any]
     ) -> tuple[list[Tensor], list[Any]]:
-        parts, keep, after = [], [], []
+        tokens, parts, keep, after = [], [], [], []
         for canvas, context, state in zip(canvases, contexts, states, strict=True):
-            part, frontier, known = self._place(canvas, context, state)
+            of_canvas, part, frontier, known = self._place(canvas, context, state)
+            tokens += of_canvas
             parts.append(part)
             keep.append(frontier)
             after.append(known)
-        hidden = torch.split(self._forward(parts), [len(part.tokens) for part in parts])
+        of_pass = plan(parts, RIGHT_GATE, self._device)
+        hidden = self._normed(self._run(self._embed(tokens), of_pass, 0, self._shape.layers), self._norm)
         for state in after:
             state.kv.length = len(state.tokens)
-        return [rows[frontier:] for rows, frontier in zip(hidden, keep, strict=True)], after
+        rows = torch.split(hidden, [part.queries for part in parts])
+        return [x[frontier:] for x, frontier in zip(rows, keep, strict=True)], after
 
-    def _place(self, canvas: Canvas, contexts: Contexts, state: _State | None) -> tuple[_Part, int, _State]:
-        """One canvas's part of a pass, the row in it that predicts the frontier, and the state after the pass."""
+    def _place(self, canvas: Canvas, contexts: Contexts, state: _State | None) -> tuple[list[int], Part, int, _State]:
+        """One canvas's share of a pass: its tokens that are computed, where they stand, the row among them that
+        predicts the frontier, and the state after the pass."""
         tree = canvas.tree(self.facts.lookahead, MASK_ID)
         chain = [*canvas.left, *canvas.committed, *canvas.proposal]
-        kv = state.kv if state is not None else _KV(self._shape, self._dtype, self._device)
+        kv = state.kv if state is not None else _KV(self._pool)
         done = 0
         if state is not None:  # what is known stays; a proposal that proved wrong is written over
             done = min(agreement(state.tokens, chain), tree.frontier)
-        placed = [_Placed(cast(_KV, contexts.prefix), 0, canvas.origin, 0.0)]
-        placed += [_Placed(kv, 1, kv.length, BLOCK_GATE) for kv in cast(Sequence[_KV], contexts.blocks)]
-        of_pass = plan(
-            torch.tensor(tree.positions),
-            torch.tensor(tree.parents),
-            torch.tensor(tree.classes),
-            len(tree.tokens) - done,
-            self._rope,
-            starts=[0, *(-block.length for block in contexts.blocks)],
-            blocks=[False, *(True for _ in contexts.blocks)],
-            bias_right=RIGHT_GATE,
-        )
-        part = _Part(tree.tokens[done:], kv, done, 0, placed, of_pass)
-        return part, tree.frontier - done, _State(kv, chain)
+        kv.reserve(len(tree.tokens))
+        placed = [Placed(cast(_KV, contexts.prefix).pages, 0, canvas.origin)]
+        for block in cast(Sequence[_KV], contexts.blocks):
+            placed.append(Placed(block.pages, 1, block.length, -block.length, BLOCK_GATE, block=True))
+        queries = len(tree.tokens) - done
+        part = Part(tree.positions, tree.parents, tree.classes, queries, kv.pages, 0, placed)
+        return tree.tokens[done:], part, tree.frontier - done, _State(kv, chain)
 
-    def _forward(self, parts: Sequence[_Part]) -> Tensor:
-        """Hidden states [N, width] of all parts' tokens, final norm applied; keys and values go into their `kv`."""
-        ids = torch.tensor([token for part in parts for token in part.tokens], device=self._device)
-        sizes = [len(part.tokens) for part in parts]
-        for part, size in zip(parts, sizes, strict=True):
-            part.kv.reserve(part.at + size)
+    def _embed(self, tokens: Sequence[int]) -> Tensor:
+        return F.embedding(torch.tensor(tokens, device=self._device), self.head.weight).to(self._dtype)
+
+    def _run(self, x: Tensor, of_pass: Plan, first: int, end: int) -> Tensor:
+        """The residual stream [N, width] after layers `first` to `end` - 1; keys and values go into the pool."""
         shape = self._shape
-        x = F.embedding(ids, self.head.weight).to(self._dtype)
-        for i, layer in enumerate(self._layers):
-            qkv = layer.qkv(self._normed(x, layer.attention_norm)).view(len(ids), -1, shape.head_size)
-            attended = []
-            for part, rows in zip(parts, torch.split(qkv, sizes), strict=True):
-                qk, v = rows[:, : -shape.kv_heads], rows[:, -shape.kv_heads :]
-                qk = rotate(qk, part.plan.own)
-                end = part.at + len(part.tokens)
-                new_k, new_v = part.kv.layer(i, part.at, end)
-                new_k.copy_(qk[:, shape.heads :].transpose(0, 1))
-                new_v.copy_(v.transpose(0, 1))
-                seen = [context.layer(i) for context in part.contexts]
-                own = part.kv.layer(i, part.canvas, end)
-                attended.append(canvas_attention(qk[:, : shape.heads], *own, seen, part.plan, scale=1.0))
-            x = x + layer.output(torch.cat(attended).view(len(ids), -1))
+        for i in range(first, end):
+            layer, keys, values = self._layers[i], self._pool.keys[i], self._pool.values[i]
+            qkv = layer.qkv(self._normed(x, layer.attention_norm)).view(len(x), -1, shape.head_size)
+            q = rotate_and_store(qkv, keys, values, of_pass, self._rope)
+            attended = canvas_attention(q, keys, values, of_pass, self._rope, scale=1.0)
+            x = x + layer.output(attended.view(len(x), -1))
             gate, up = layer.gate_up(self._normed(x, layer.ffn_norm)).chunk(2, -1)
             x = x + layer.down(F.silu(gate) * up)
-        return self._normed(x, self._norm)
+        return x
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, (self._shape.width,), weight, self._shape.eps)

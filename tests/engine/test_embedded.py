@@ -10,7 +10,7 @@ import pytest
 import torch
 from infill_engine import smollm, weights
 from infill_engine.config import EngineConfig
-from infill_engine.core import Canvas, Contexts
+from infill_engine.core import Canvas, Contexts, complete
 from infill_engine.engine import Engine
 from infill_engine.fetch import ensure_weights
 from infill_engine.models import physical_cores
@@ -45,7 +45,7 @@ def loss(denoiser: smollm.SmolDenoiser, ids: list[int]) -> float:
     """Mean nats a token when each is predicted from all before it, in one pass of proposals."""
     canvas = Canvas(0, (smollm.SINK_ID,), len(ids), proposal=tuple(ids[:-1]))
     with torch.inference_mode():
-        (hidden,), _ = denoiser.denoise([canvas], [Contexts(denoiser.encode((), None))], [None])
+        (hidden,), _ = denoiser.denoise([canvas], [Contexts(complete(denoiser.encode((), None)))], [None])
         scores = logits(hidden, denoiser.head).log_softmax(-1)
     return -scores[torch.arange(len(ids)), torch.tensor(ids)].mean().item()
 

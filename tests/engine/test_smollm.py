@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from infill_engine.core import Canvas, Contexts, ModelError
+from infill_engine.core import Canvas, Contexts, ModelError, complete
 from infill_engine.smollm import BLOCK_GATE, END_ID, MASK_ID, SINK_ID, Shape, SmolDenoiser, _Int8Rows, serving_dtype
 from infill_kernels import unmask
 
@@ -78,9 +78,9 @@ def model() -> SmolDenoiser:
 
 
 def encode(model, tokens, chunk=64):
-    kv = model.encode((), None)
+    kv = complete(model.encode((), None))
     for at in range(0, len(tokens), chunk):
-        kv = model.encode(tokens[at : at + chunk], kv)
+        kv = complete(model.encode(tokens[at : at + chunk], kv))
     return kv
 
 
@@ -144,11 +144,10 @@ def test_proposals_predict_as_if_they_were_known(model):
 def test_masks_and_branches_do_not_touch_what_is_known(model):
     masked = SmolDenoiser(WEIGHTS, "fp32", "cpu", SHAPE)
     masked.facts = type(model.facts)(MASK_ID, END_ID, SINK_ID, lookahead=4, left=(4, 20))
-    prefix = encode(model, TEXT[:20])
     canvas = Canvas(20, tuple(TEXT[20:25]), 16, committed=(30, 31), proposal=(32,), branches=((1, (30, 33, 34)),))
-    (hidden,), _ = masked.denoise([canvas], [Contexts(prefix)], [None])
+    (hidden,), _ = masked.denoise([canvas], [Contexts(encode(masked, TEXT[:20]))], [None])
     plain = Canvas(20, tuple(TEXT[20:25]), 16, committed=(30, 31), proposal=(32,))
-    (expected,), _ = model.denoise([plain], [Contexts(prefix)], [None])
+    (expected,), _ = model.denoise([plain], [Contexts(encode(model, TEXT[:20]))], [None])
     assert len(hidden) == 2 + 4 + 3
     torch.testing.assert_close(hidden[:2], expected, rtol=1e-4, atol=1e-4)
 
@@ -185,7 +184,7 @@ def test_truncating_a_context_is_never_having_encoded_the_rest(model):
     kv = encode(model, TEXT)
     kv.truncate(10)
     assert kv.length == 10
-    kv = model.encode(TEXT[10:20], kv)
+    kv = complete(model.encode(TEXT[10:20], kv))
     (again,), _ = model.denoise([Canvas(20, tuple(TEXT[20:]), 16)], [Contexts(kv)], [None])
     (fresh,), _ = model.denoise([Canvas(20, tuple(TEXT[20:]), 16)], [Contexts(encode(model, TEXT[:20]))], [None])
     torch.testing.assert_close(again, fresh, rtol=1e-5, atol=1e-5)

@@ -4,104 +4,179 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from infill_kernels import BRANCH, LEFT, OPEN, Context, Rope, canvas_attention, plan, rotate
+from infill_kernels import (
+    BRANCH,
+    LEFT,
+    OPEN,
+    PAGE,
+    KVPool,
+    Part,
+    Placed,
+    Rope,
+    canvas_attention,
+    plan,
+    rotate_and_store,
+)
 
 BASE = 10_000.0
 
 
-def spelled_out(q, k, v, position, parent, token_class, contexts, starts, blocks, biases, gate):
-    """k and the contexts' keys are not rotated; everything is placed absolutely."""
+def turned(x, position):
+    """One head at one position, in fp64."""
+    size = len(x)
+    angle = position * BASE ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    a, b = x.double().chunk(2)
+    return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()])
+
+
+def spelled_out(q, k, v, part, contexts, gate, window):
+    """fp64 [N, Hq, hd]; k and the contexts' keys are not rotated; everything is placed absolutely."""
     (m, kv_heads, size), n = k.shape, len(q)
-    rope = lambda x, at: rotate(x[None, None].double(), angle(at, size))[0, 0]
+    position, parent, token_class = part.positions, part.parents, part.classes
+    near = lambda a, b: window is None or abs(a - b) < window
     out = torch.zeros(q.shape, dtype=torch.float64)
     for row in range(n):
         i = m - n + row
-        ancestors = {i}
-        while parent[i] >= 0 and (i := parent[i]) >= 0:
-            ancestors.add(i)
-        i = m - n + row
+        ancestors, above = {i}, i
+        while (above := parent[above]) >= 0:
+            ancestors.add(above)
         for head in range(q.shape[1]):
             g = head // (q.shape[1] // kv_heads)
+            here = turned(q[row, head], position[i])
             scores, values = [], []
-            for (ck, cv), start, block, bias in zip(contexts, starts, blocks, biases, strict=True):
-                if block and token_class[i] == BRANCH:
-                    continue
-                for j in range(ck.shape[0]):
-                    at = rope(q[row, head], position[i]) @ rope(ck[j, g], start + j)
-                    scores.append(at / math.sqrt(size) + bias)
+            for (ck, cv), placed in zip(contexts, part.contexts, strict=True):
+                for j in range(placed.first, placed.end):
+                    if (placed.block and token_class[i] == BRANCH) or not near(position[i], placed.start + j):
+                        continue
+                    scores.append(here @ turned(ck[j, g], placed.start + j) / math.sqrt(size) + placed.bias)
                     values.append(cv[j, g].double())
             for j in range(m):
                 group = token_class[i] == token_class[j] == OPEN and parent[i] == parent[j]
-                if j in ancestors or group:
-                    at = rope(q[row, head], position[i]) @ rope(k[j, g], position[j])
-                    scores.append(at / math.sqrt(size) + (gate if position[j] > position[i] else 0.0))
+                if (j in ancestors or group) and near(position[i], position[j]):
+                    gated = gate if position[j] > position[i] else 0.0
+                    scores.append(here @ turned(k[j, g], position[j]) / math.sqrt(size) + gated)
                     values.append(v[j, g].double())
             out[row, head] = torch.stack(scores).softmax(0) @ torch.stack(values)
     return out
 
 
-def angle(at, size):
-    inverse = BASE ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
-    cos, sin = (at * inverse).cos(), (at * inverse).sin()
-    return torch.cat([cos, cos])[None], torch.cat([-sin, sin])[None]
+def tree(origin, left, masks, branch):
+    """`left` tokens, an open group after them, and a branch that continues the last but one."""
+    positions = [*range(origin, origin + left + masks), *range(origin + left - 1, origin + left - 1 + branch)]
+    parents = [*range(-1, left - 1), *[left - 1] * masks]
+    parents += [left - 2 if i == 0 else left + masks + i - 1 for i in range(branch)]
+    return positions, parents, [LEFT] * left + [OPEN] * masks + [BRANCH] * branch
+
+
+class Case:
+    """A random ragged batch in a pool of shuffled pages, and what attention should make of it."""
+
+    def __init__(self, canvases, kv_heads, group, size, seed, window=None, dtype=torch.float32):
+        """canvases: (left, masks, branch, queries, at, lengths of contexts) each."""
+        self.random = torch.Generator().manual_seed(seed)
+        self.heads = (kv_heads * group, kv_heads, size)
+        self.pool = KVPool(1, kv_heads, size, 64, dtype)
+        self.pool.keys.fill_(torch.nan), self.pool.values.fill_(torch.nan)
+        self.pool._free = torch.randperm(64, generator=self.random).tolist()
+        self.rope, self.gate, self.window = Rope(size, BASE, positions=4), -1.0, window
+        self.parts, qkv, self.expected = [], [], []
+        for left, masks, branch, queries, at, lengths in canvases:
+            positions, parents, classes = tree(7, left, masks, branch)
+            m = len(positions)
+            contexts = [(self.draw(t, kv_heads, size), self.draw(t, kv_heads, size)) for t in lengths]
+            placed = []
+            for i, (k, v) in enumerate(contexts):
+                pages, end, start = self.store(k, v, 0, range(len(k))), len(k), (0, -9, -20)[i]
+                placed.append(Placed(pages, min(i, end), end, start, (0.0, 1.0, -0.5)[i], i > 0))
+            q, k, v = self.draw(m, kv_heads * group, size), self.draw(m, kv_heads, size), self.draw(m, kv_heads, size)
+            n = min(queries, m)
+            pages = self.store(k[: m - n], v[: m - n], at, positions[: m - n], m)
+            part = Part(positions, parents, classes, n, pages, at, placed)
+            self.parts.append(part)
+            qkv.append(torch.cat([q, k, v], 1)[m - n :])
+            self.expected.append(spelled_out(q[m - n :], k, v, part, contexts, self.gate, window))
+        self.qkv = torch.cat(qkv)
+        self.plan = plan(self.parts, self.gate)
+
+    def draw(self, *shape):
+        return torch.randn(*shape, generator=self.random)
+
+    def store(self, k, v, at, positions, room=0):
+        """Pages with room for `at` + `room` tokens that hold k and v from slot `at` on, by the reference itself."""
+        pages = [self.pool.take() for _ in range(-(-(at + max(room, len(k), 1)) // PAGE))]
+        if len(k):
+            chain = [*range(-1, len(k) - 1)]
+            of_pass = plan([Part(list(positions), chain, [LEFT] * len(k), len(k), pages, at, [])])
+            rotate_and_store(torch.cat([k, v], 1), self.pool.keys[0], self.pool.values[0], of_pass, self.rope)
+        return pages
+
+    def run(self, attention=canvas_attention, store=rotate_and_store):
+        keys, values = self.pool.keys[0], self.pool.values[0]
+        q = store(self.qkv.to(keys.dtype), keys, values, self.plan, self.rope)
+        scale = self.heads[2] ** -0.5
+        return attention(q, keys, values, self.plan, self.rope, scale=scale, window=self.window)
+
+
+canvas_shapes = st.tuples(
+    st.integers(2, 40),
+    st.integers(0, 4),
+    st.integers(0, 3),
+    st.integers(1, 12),
+    st.sampled_from([0, 5, 31, 40]),
+    st.lists(st.sampled_from([0, 1, 6, 32, 70]), max_size=3),
+)
 
 
 @settings(max_examples=25, deadline=None)
 @given(
-    left=st.integers(1, 5),
-    masks=st.integers(0, 4),
-    branch=st.integers(0, 3),
-    queries=st.integers(1, 12),
-    lengths=st.lists(st.integers(0, 6), max_size=3),
+    canvases=st.lists(canvas_shapes, min_size=1, max_size=3),
     kv_heads=st.sampled_from([1, 3]),
     group=st.sampled_from([1, 2, 3]),
     size=st.sampled_from([2, 8]),
     seed=st.integers(0, 2**16),
+    window=st.sampled_from([None, 5, 30]),
 )
-def test_agrees_with_attention_spelled_out(left, masks, branch, queries, lengths, kv_heads, group, size, seed):
-    random = torch.Generator().manual_seed(seed)
-    draw = lambda *shape: torch.randn(*shape, generator=random)
-    origin = 7
-    position = [*range(origin, origin + left + masks), *range(origin + left - 1, origin + left - 1 + branch)]
-    parent = [*range(-1, left - 1), *[left - 1] * masks]
-    parent += [left - 2 if i == 0 else left + masks + i - 1 for i in range(branch)]
-    token_class = [LEFT] * left + [OPEN] * masks + [BRANCH] * branch
-    m = len(position)
-    n = min(queries, m)
-    q, k, v = draw(n, kv_heads * group, size), draw(m, kv_heads, size), draw(m, kv_heads, size)
-    contexts = [(draw(t, kv_heads, size), draw(t, kv_heads, size)) for t in lengths]
-    starts = [0, -9, -20][: len(lengths)]
-    blocks, biases, gate = [False, True, True][: len(lengths)], [0.0, 1.0, -0.5][: len(lengths)], -1.0
-
-    rope = Rope(size, BASE)
-    of_pass = plan(
-        torch.tensor(position), torch.tensor(parent), torch.tensor(token_class), n, rope, starts, blocks, gate
-    )
-    local = lambda x: rotate(x, rope.tables(torch.arange(len(x)))).transpose(0, 1)
-    cached = [Context(local(ck), cv.transpose(0, 1), bias) for (ck, cv), bias in zip(contexts, biases, strict=True)]
-    own = rotate(k, rope.tables(torch.tensor(position))).transpose(0, 1)
-    q_at = rotate(q, rope.tables(torch.tensor(position[-n:])))
-    got = canvas_attention(q_at, own, v.transpose(0, 1), cached, of_pass, scale=size**-0.5)
-
-    expected = spelled_out(q, k, v, position, parent, token_class, contexts, starts, blocks, biases, gate)
-    torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-5)
+def test_agrees_with_attention_spelled_out(canvases, kv_heads, group, size, seed, window):
+    case = Case(canvases, kv_heads, group, size, seed, window)
+    torch.testing.assert_close(case.run().double(), torch.cat(case.expected), rtol=1e-4, atol=1e-5)
 
 
 def test_a_context_may_stand_anywhere():
     """Scores depend on distances only: moving the canvas and a context together changes nothing."""
-    random = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, 2, 8, generator=random) for _ in range(3))
-    ck, cv = (torch.randn(2, 5, 8, generator=random) for _ in range(2))
-    rope = Rope(8, BASE)
+    case = Case([(3, 0, 0, 1, 0, [40])], 2, 1, 8, seed=0)
 
     def at(shift: int) -> torch.Tensor:
-        position = torch.tensor([20 + shift])
-        of_pass = plan(position, torch.tensor([-1]), torch.tensor([LEFT]), 1, rope, [shift], [False])
-        own = rotate(k, rope.tables(position)).transpose(0, 1)
-        q_at = rotate(q, rope.tables(position))
-        return canvas_attention(q_at, own, v.transpose(0, 1), [Context(ck, cv)], of_pass, scale=1.0)
+        part = case.parts[0]
+        part = Part([20 + shift], [-1], [LEFT], 1, part.pages, 0, [part.contexts[0]._replace(start=shift)])
+        of_pass, pool = plan([part]), case.pool
+        q = rotate_and_store(case.qkv, pool.keys[0], pool.values[0], of_pass, case.rope)
+        return canvas_attention(q, pool.keys[0], pool.values[0], of_pass, case.rope, scale=1.0)
 
     torch.testing.assert_close(at(0), at(-19), rtol=1e-4, atol=1e-5)
+
+
+def test_a_group_at_the_root_sees_itself():
+    """A canvas whose tokens all see each other, as families without a left part have it."""
+    case = Case([(3, 0, 0, 3, 0, [])], 1, 1, 8, seed=0)
+    part = case.parts[0]._replace(parents=[-1] * 3, classes=[OPEN] * 3)
+    of_pass, pool = plan([part]), case.pool
+    q = rotate_and_store(case.qkv, pool.keys[0], pool.values[0], of_pass, case.rope)
+    got = canvas_attention(q, pool.keys[0], pool.values[0], of_pass, case.rope, scale=8**-0.5)
+    q, k, v = case.qkv.unbind(1)
+    expected = spelled_out(q[:, None], k[:, None], v[:, None], part, [], 0.0, None)
+    torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_pool_lends_each_page_once_and_no_more_than_it_has():
+    pool = KVPool(2, 1, 4, 3, torch.float16)
+    assert pool.page_bytes == 2 * 2 * PAGE * 4 * 2
+    taken = [pool.take() for _ in range(3)]
+    assert sorted(taken) == [0, 1, 2]
+    with pytest.raises(MemoryError, match="in use"):
+        pool.take()
+    pool.give(taken[:1])
+    assert pool.take() == taken[0]
