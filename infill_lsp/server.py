@@ -297,6 +297,7 @@ class InfillServer(LanguageServer):
             suffix=gap.suffix,
             max_lines=min(gap.max_lines, self.settings.max_lines),
             min_indent=gap.min_indent,
+            priority="explicit" if trigger == "invoked" else "typed",
             deadline_ms=max(1, deadline_ms - spent_ms),
             frames=self.wants_canvas,
         )

@@ -32,6 +32,10 @@ class ProtocolError(ValueError):
     """A message that does not fit the protocol; its text says which field and why."""
 
 
+#: From the most urgent to the least; within one the earliest deadline goes first.
+Priority = Literal["typed", "explicit", "speculation"]
+
+
 class InfillRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One gap to fill, as text cut around the cursor.
 
@@ -56,6 +60,8 @@ class InfillRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int = 128
     #: A later line indented by less than this many columns (tab = 8) does not belong to the gap; None: no such rule.
     min_indent: int | None = None
+    #: What goes first: what somebody waits for while typing, what they asked for by hand, what they may want next.
+    priority: Priority = "typed"
     #: Milliseconds from receipt after which the best text so far is returned.
     deadline_ms: int = 400
     #: Stream a `Frame` after each denoise step.

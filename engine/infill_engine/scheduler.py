@@ -50,6 +50,19 @@ class Engine(Protocol):
         ...
 
 
+class Observer(Protocol):
+    """Hears what the scheduler does, from whichever thread did it; must neither block nor raise."""
+
+    def finished(self, request: InfillRequest, final: Final) -> None:
+        """A request ended: once for each that was submitted, refused ones too."""
+
+    def stepped(self, canvases: int, rows: int, seconds: float) -> None:
+        """One denoise pass over so many canvases and rows."""
+
+    def encoded(self, tokens: int, seconds: float) -> None:
+        """One step of encoding, which completed so many tokens of context: 0 within a chunk's layers."""
+
+
 class Phase(NamedTuple):
     """How far the model is."""
 
@@ -109,10 +122,12 @@ class Scheduler:
         load: Callable[[Report], Engine],
         max_live: int = 64,
         failed: Callable[[str], None] = lambda line: None,
+        observer: Observer | None = None,
     ) -> None:
         """`failed` gets the line that says why `load` raised, in the scheduler's thread."""
         self._load = load
         self._failed = failed
+        self._observer = observer
         self._max_live = max_live
         self._wake = threading.Condition()
         self._jobs: list[Job] = []
@@ -158,11 +173,30 @@ class Scheduler:
                 if other.document == job.document:
                     other.end(Final("superseded"))
             if refusal := self._refusal():
-                emit(refusal)
+                self._emit_final(job, refusal)
             else:
                 self._jobs.append(job)
             self._wake.notify()
         return job
+
+    def prime(self, request: InfillRequest) -> None:
+        """Encodes the contexts of a request ahead of need, once nothing else is to be done. Nobody is told.
+
+        Takes the place of an older one of the same document; where a request of that is live, nothing is queued. Of
+        many only the newest are kept.
+        """
+        prime = Job(request, time.monotonic(), emit=None)
+        with self._wake:
+            of_document = [job for job in self._jobs if job.document == prime.document and job.verdict is None]
+            if self._refusal() or any(job.emit for job in of_document):
+                return
+            for older in of_document:
+                older.end(Final("superseded"))
+            self._jobs.append(prime)
+            primes = [job for job in self._jobs if job.emit is None and job.verdict is None]
+            if len(primes) > MAX_PRIMES:
+                primes[0].end(Final("superseded"))
+            self._wake.notify()
 
     def cancel(self, job: Job) -> None:
         """Ends a job at its next step boundary; nothing happens if it has ended."""
@@ -267,19 +301,9 @@ class Scheduler:
         else:
             if isinstance(event, Final):
                 self._finish(job, job.timed(event))
-                self._prime(job.request)
+                self.prime(job.request)
             elif event is not None and job.emit:
                 job.emit(event)
-
-    def _prime(self, request: InfillRequest) -> None:
-        """Queues the contexts of an answered request for idle time."""
-        with self._wake:
-            prime = Job(request, time.monotonic(), emit=None)
-            if all(job.document != prime.document for job in self._jobs):
-                self._jobs.append(prime)
-            primes = [job for job in self._jobs if job.emit is None]
-            if len(primes) > MAX_PRIMES:
-                primes[0].end(Final("superseded"))
 
     def _finish(self, job: Job, final: Final) -> None:
         if isinstance(job.steps, Generator):
@@ -290,8 +314,13 @@ class Scheduler:
         with self._wake:
             self._jobs.remove(job)
             self._active = time.monotonic()
+        self._emit_final(job, final)
+
+    def _emit_final(self, job: Job, final: Final) -> None:
         if job.emit:
             job.emit(final)
+            if self._observer:
+                self._observer.finished(job.request, final)
 
 
 def _one_line(error: Exception) -> str:
