@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import NoReturn
 
 from rich.console import Console
@@ -19,6 +22,8 @@ from rich.table import Table
 from infill_engine import process
 from infill_engine.config import EngineConfig
 from infill_engine.fetch import FetchError, Report, ensure_weights
+
+_KEY_VARIABLE = "INFILL_API_KEY"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,9 +61,15 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--idle-exit",
         type=float,
-        default=default.idle_exit_s,
         metavar="SECONDS",
-        help="end after so long without a request (default: %(default).0f)",
+        help=f"end after so long without a request (default: {default.idle_exit_s:.0f}; with --http never)",
+    )
+    serve.add_argument("--http", default="", metavar="ADDRESS:PORT", help="also serve other plugins, on loopback only")
+    serve.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help=f"what they have to send as a bearer token (default: the variable {_KEY_VARIABLE}, if set)",
     )
     serve.set_defaults(run=_serve)
     commands.add_parser("status", parents=[model], help="show what is running").set_defaults(run=_status)
@@ -68,12 +79,18 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    if options.api_key_file and not options.http:
+        raise ValueError("--api-key-file is for --http: give both")
+    # Nothing but a person starts such an engine again.
+    idle_exit_s = math.inf if options.http else EngineConfig().idle_exit_s
     config = EngineConfig(
         model=options.model,
         device=options.device,
         dtype=options.dtype,
         threads=options.threads,
-        idle_exit_s=options.idle_exit,
+        idle_exit_s=idle_exit_s if options.idle_exit is None else options.idle_exit,
+        http=options.http,
+        api_key=_api_key(options.api_key_file) if options.http else "",
     )
     code = 0
 
@@ -81,9 +98,23 @@ def _serve(options: argparse.Namespace) -> int:
         nonlocal code
         code = _fail(line, 1)
 
-    if holder := process.serve(config, failed):
+    def listening(url: str) -> None:
+        print(f"infill-engine: serving {url}", flush=True)
+
+    if holder := process.serve(config, failed, listening):
+        if config.http:
+            return _fail(f"{holder}, without --http: stop it first (`infill-engine stop`)", 1)
         print(f"infill-engine: {holder}")
     return code
+
+
+def _api_key(file: Path | None) -> str:
+    key = file.read_text(encoding="utf-8").strip() if file else os.environ.get(_KEY_VARIABLE, "")
+    if file and not key:
+        raise ValueError(f"{file} holds no key")
+    if not key.isascii() or not key.isprintable():
+        raise ValueError("an API key is one line of ASCII characters")
+    return key
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -98,7 +129,7 @@ def _status(options: argparse.Namespace) -> int:
         "device": f"{status.device} {status.dtype}".strip(),
         "process": f"{status.pid}, up {timedelta(seconds=round(status.uptime_s))}",
         "requests": f"{status.requests}, {status.live} live",
-        "cache": f"{status.cache_bytes / 2**20:.0f} MiB",
+        "memory": f"{status.rss_bytes / 2**20:.0f} MiB, {status.cache_bytes / 2**20:.0f} MiB of them cached contexts",
         "version": f"{status.version}, protocol {status.protocol}",
     }
     table = Table.grid(padding=(0, 2))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import ipaddress
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,12 +24,18 @@ class EngineConfig:
     suffix_tokens: int = 96
     #: Whether what followed the last tokens elsewhere is proposed. The text is the same, in fewer passes.
     lookup: bool = True
+    #: Tokens that look-up proposes at most.
+    proposal_tokens: int = 4
     #: Tokens of context encoded in one step at most; fewer on a machine that needs more than 0.1 s for them.
     chunk_tokens: int = 64
     #: Memory for encoded contexts, in MiB.
     cache_mb: int = 512
     #: Seconds without a request after which the process ends.
     idle_exit_s: float = 900.0
+    #: "", or a loopback address and port, such as 127.0.0.1:8012, to serve other plugins' protocols at. Port 0: any.
+    http: str = ""
+    #: What callers over TCP have to send as a bearer token; "": they need none.
+    api_key: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         for name in ("model", "device", "dtype"):
@@ -37,6 +45,7 @@ class EngineConfig:
             ("threads", 0),
             ("prefix_tokens", 1),
             ("suffix_tokens", 0),
+            ("proposal_tokens", 1),
             ("chunk_tokens", 1),
             ("cache_mb", 1),
         ):
@@ -44,3 +53,16 @@ class EngineConfig:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
         if not self.idle_exit_s > 0:
             raise ValueError(f"idle_exit_s must be more than 0 seconds, not {self.idle_exit_s}")
+        if self.http and self.http_address is None:
+            raise ValueError(f"http must be a loopback address and a port, such as 127.0.0.1:8012, not {self.http}")
+
+    @property
+    def http_address(self) -> tuple[str, int] | None:
+        """`http` as an address of this machine alone and a port; None where it is not that."""
+        try:
+            parts = urlsplit(f"//{self.http}")
+            host = ipaddress.ip_address("127.0.0.1" if parts.hostname == "localhost" else parts.hostname or "")
+            named = parts.netloc == self.http and parts.username is None
+            return (str(host), parts.port) if named and host.is_loopback and parts.port is not None else None
+        except ValueError:
+            return None

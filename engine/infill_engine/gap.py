@@ -110,7 +110,7 @@ class GapText:
         start = gap.rfind(b"\n") + 1
         last = lines[-1]
         if len(lines) > 1 and last.strip():
-            if request.min_indent is not None and _columns(last) < request.min_indent:
+            if request.min_indent is not None and columns(last) < request.min_indent:
                 return self._cut(start)
             if sum(1 for line in lines if line.strip()) > request.max_lines:
                 return self._cut(start, "limit")
@@ -149,7 +149,20 @@ def _stutter(text: bytes) -> int | None:
     return None
 
 
-def _columns(line: bytes) -> int:
+def stays(text: bytes, line_end: int) -> bool:
+    """Whether the line that ends at byte `line_end` of a growing gap stays, however the gap goes on.
+
+    An empty line may be cut off with what follows it; any line may, as long as it can turn out to be one of the equal
+    runs of a text that is stuck.
+    """
+    if text[:line_end].endswith(b"\n"):
+        return False
+    periods = range(2, min(LONGEST_STUTTER, line_end) + 1)
+    return not any(text[line_end - period : len(text) - period] == text[line_end:] for period in periods)
+
+
+def columns(line: bytes) -> int:
+    """The columns that the whitespace at the line's beginning takes."""
     columns = 0
     for byte in line:
         if byte == ord(" "):

@@ -22,14 +22,16 @@ from pathlib import Path
 
 import httpcore
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from infill_engine import protocol
 from infill_engine.config import EngineConfig
 from infill_engine.fetch import Report
+from infill_engine.metrics import Metrics
 from infill_engine.protocol import ProtocolError, Status
 from infill_engine.scheduler import Engine, Scheduler
-from infill_engine.server import create_app
+from infill_engine.server import create_apps
 
 log = logging.getLogger(__name__)
 
@@ -55,11 +57,14 @@ class _NoAnswer(EngineError):
     """An engine runs but hangs."""
 
 
-def serve(config: EngineConfig, failed: Callable[[str], None]) -> str | None:
+def serve(
+    config: EngineConfig, failed: Callable[[str], None], listening: Callable[[str], None] = lambda url: None
+) -> str | None:
     """Runs the engine until it is stopped or idle. `failed` gets a line, in another thread, where the model cannot
-    be loaded; the engine then stays for a while to tell editors so.
+    be loaded; the engine then stays for a while to tell editors so. `listening` gets the URL for other plugins, where
+    the config asks for one.
 
-    Returns None in the end, or at once a line that says who serves this model already. Raises `OSError` where the
+    Returns None in the end, or at once a line that says who serves this model already. Raises `OSError` where a
     socket cannot be had.
     """
     path = protocol.socket_path(config.model)
@@ -67,7 +72,7 @@ def serve(config: EngineConfig, failed: Callable[[str], None]) -> str | None:
     while True:
         with _lock(path) as holder:
             if holder is None:
-                _run(config, path, failed)
+                _run(config, path, failed, listening)
                 return None
         # A holder that does not listen is about to begin, or draining: then we take its place.
         if _listens(path) or time.monotonic() > give_up:
@@ -82,6 +87,12 @@ def status(model: str) -> Status | None:
         return None if answer is None else protocol.decode_status(answer)
     except ProtocolError as error:
         raise EngineError(f"the engine of {model} is of another version ({error}): stop it") from None
+
+
+def metrics(model: str) -> str | None:
+    """What the engine of `model` measured, as Prometheus reads it; None where none runs. Raises `EngineError`."""
+    answer = _ask(model, "GET", "/metrics")
+    return None if answer is None else answer.decode()
 
 
 def stop(model: str, timeout: float = 10.0) -> str | None:
@@ -121,16 +132,23 @@ def _is_gone(path: Path, engine: str | None, timeout: float) -> bool:
         time.sleep(POLL_S)
 
 
-def _run(config: EngineConfig, path: Path, failed: Callable[[str], None]) -> None:
-    with _listening(path) as listener:
+def _run(config: EngineConfig, path: Path, failed: Callable[[str], None], listening: Callable[[str], None]) -> None:
+    with contextlib.ExitStack() as stack:
+        listeners = []
+        if address := config.http_address:
+            listeners.append(stack.enter_context(_listening_tcp(*address)))
+        listeners.append(stack.enter_context(_listening(path)))
         _log_to(protocol.cache_dir() / f"engine-{path.stem}.log")
         os.nice(NICENESS)
         log.info("process %d serves %s at %s", os.getpid(), config.model, path)
-        asyncio.run(_serve(config, listener, failed))
+        if address:
+            host, port = listeners[0].getsockname()[:2]
+            listening(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+        asyncio.run(_serve(config, listeners, failed))
         log.info("process %d ends", os.getpid())
 
 
-async def _serve(config: EngineConfig, listener: socket.socket, failed: Callable[[str], None]) -> None:
+async def _serve(config: EngineConfig, listeners: list[socket.socket], failed: Callable[[str], None]) -> None:
     def load(report: Report) -> Engine:
         # Torch takes seconds to import; in the scheduler's thread, so that the socket answers meanwhile.
         try:
@@ -144,11 +162,13 @@ async def _serve(config: EngineConfig, listener: socket.socket, failed: Callable
     def stop() -> None:
         server.should_exit = True
 
-    scheduler = Scheduler(load, failed=failed)
+    measured = Metrics()
+    scheduler = Scheduler(load, failed=failed, observer=measured)
+    apps = create_apps(scheduler, config, measured, stop)
     server = _Server(
         uvicorn.Config(
-            create_app(scheduler, config, stop),
-            http=_OwnPeerProtocol,
+            apps.socket,
+            http=_protocol(apps.tcp),
             ws="none",
             loop="asyncio",
             lifespan="on",
@@ -161,7 +181,7 @@ async def _serve(config: EngineConfig, listener: socket.socket, failed: Callable
         ),
         scheduler,
     )
-    await server.serve(sockets=[listener])
+    await server.serve(sockets=listeners)
 
 
 class _Server(uvicorn.Server):
@@ -192,6 +212,20 @@ class _OwnPeerProtocol(H11Protocol):
         if not _is_own(transport.get_extra_info("socket")):
             log.warning("a process of another user tried to connect")
             transport.abort()
+
+
+def _protocol(over_tcp: ASGIApp) -> type[asyncio.Protocol]:
+    """HTTP with our own processes over the Unix socket; over TCP, where nobody has a uid, with `over_tcp` alone."""
+
+    class Faces(_OwnPeerProtocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            if transport.get_extra_info("socket").family == socket.AF_UNIX:
+                super().connection_made(transport)
+            else:
+                H11Protocol.connection_made(self, transport)
+                self.app = over_tcp
+
+    return Faces
 
 
 class _OwnPeerBackend(httpcore.SyncBackend):
@@ -271,6 +305,20 @@ def _listening(path: Path) -> Iterator[socket.socket]:
             yield listener
         finally:
             path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _listening_tcp(host: str, port: int) -> Iterator[socket.socket]:
+    """A TCP socket at an address of this machine. Raises `OSError` with a line that says what to do."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+            listener.listen(BACKLOG)
+        except OSError as error:
+            raise OSError(f"cannot listen at {host} port {port} ({error.strerror}): choose another --http") from None
+        yield listener
 
 
 def _listens(path: Path) -> bool:

@@ -110,8 +110,17 @@ class Frame(msgspec.Struct, frozen=True, tag="frame"):
 Reason = Literal["end", "limit", "deadline", "cancelled", "superseded", "starting", "busy", "error"]
 
 
+class Proposals(msgspec.Struct, frozen=True):
+    """Tokens by who proposed them: the model's own masks, what followed the same tokens nearby, what was written at
+    this place before."""
+
+    mask: int = 0
+    lookup: int = 0
+    last: int = 0
+
+
 class Timing(msgspec.Struct, frozen=True):
-    """Where the time of a request went."""
+    """Where the time of a request went. A pass that several requests shared counts whole for each."""
 
     queue_ms: float = 0.0
     encode_ms: float = 0.0
@@ -121,13 +130,16 @@ class Timing(msgspec.Struct, frozen=True):
     committed: int = 0
     encoded: int = 0
     reused: int = 0
+    #: Tokens fed as proposals, and of those the ones that proved right.
+    proposed: Proposals = Proposals()
+    accepted: Proposals = Proposals()
 
 
 class Final(msgspec.Struct, frozen=True, tag="final"):
     """The last line of every answer."""
 
     reason: Reason
-    #: For "starting" and "error": one line that says what is going on or what to do.
+    #: For "starting", "busy" and "error": one line that says what is going on or what to do.
     message: str = ""
     timing: Timing = Timing()
 
@@ -156,7 +168,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     #: Requests being answered, and documents whose context is being encoded ahead of need.
     live: int = 0
     background: int = 0
+    #: Memory of encoded contexts, and of the whole process.
     cache_bytes: int = 0
+    rss_bytes: int = 0
 
 
 _encoder = msgspec.json.Encoder()

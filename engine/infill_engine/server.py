@@ -1,4 +1,4 @@
-"""The engine's HTTP face: `POST /v1/infill`, `GET /v1/status`, `POST /v1/stop`.
+"""The engine's HTTP faces: all of it over its own socket, and over TCP what other plugins speak.
 
 Translates between HTTP and the scheduler, and watches for idleness. Knows neither sockets nor models.
 """
@@ -8,24 +8,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
+import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 
 from infill_engine import protocol
+from infill_engine.compat import Gateway
 from infill_engine.config import EngineConfig
-from infill_engine.protocol import Event, Final, InfillRequest, ProtocolError, Status
+from infill_engine.endpoints import (
+    JSON,
+    Endpoint,
+    Error,
+    Guard,
+    answer,
+    document,
+    events,
+    read_bytes,
+    refuse,
+    routes,
+)
+from infill_engine.metrics import Metrics
+from infill_engine.protocol import InfillRequest, ProtocolError, Status
 from infill_engine.scheduler import Scheduler
 
-#: Bytes a request may have; the largest context that is of use is far smaller.
-MAX_BODY = 4 * 1024 * 1024
 #: Seconds for which an engine that could not load its model stays to say so; the next start tries again.
 ERROR_EXIT_S = 30.0
 #: Seconds the step that is running at shutdown may take.
@@ -34,47 +50,65 @@ JOIN_S = 5.0
 IDLE_POLL_S = 1.0
 
 
-def create_app(
+class Apps(NamedTuple):
+    """The ASGI apps of one engine. Nobody but the user must reach `socket`, whose lifespan is the engine's."""
+
+    socket: Starlette
+    tcp: Starlette
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """What was asked for is under way."""
+
+
+def create_apps(
     scheduler: Scheduler,
     config: EngineConfig,
+    metrics: Metrics,
     stop: Callable[[], None],
     error_exit_s: float = ERROR_EXIT_S,
-) -> Starlette:
-    """The ASGI app. Its lifespan starts and ends `scheduler`; `stop` makes the server begin its shutdown."""
+) -> Apps:
+    """The lifespan of `Apps.socket` starts and ends `scheduler`; `stop` makes the server begin its shutdown."""
     born = time.monotonic()
 
     async def infill(request: Request) -> Response:
         started = time.monotonic()
-        try:
-            gap = protocol.decode_request(await _read_body(request))
-        except ProtocolError as error:
-            raise HTTPException(400, str(error)) from None
-        except ClientDisconnect:
-            return Response(status_code=400)
-        return StreamingResponse(_answer(scheduler, gap, started), media_type="application/x-ndjson")
+        gap = await _read_gap(request)
+        return StreamingResponse(_lines(scheduler, gap, started), media_type="application/x-ndjson")
+
+    async def prime(request: Request) -> Response:
+        scheduler.prime(await _read_gap(request))
+        return answer(Accepted(), 202)
 
     async def status(_: Request) -> Response:
         engine, phase = scheduler.engine, scheduler.phase
-        answer = Status(
-            version=_version(),
-            pid=os.getpid(),
-            state=phase.state,
-            progress=phase.progress,
-            message=phase.message,
-            model=config.model,
-            device=engine.device if engine else "",
-            dtype=engine.dtype if engine else "",
-            uptime_s=time.monotonic() - born,
-            requests=scheduler.requests,
-            live=scheduler.live,
-            background=scheduler.background,
-            cache_bytes=engine.cache_bytes if engine else 0,
+        return answer(
+            Status(
+                version=_version(),
+                pid=os.getpid(),
+                state=phase.state,
+                progress=phase.progress,
+                message=phase.message,
+                model=config.model,
+                device=engine.device if engine else "",
+                dtype=engine.dtype if engine else "",
+                uptime_s=time.monotonic() - born,
+                requests=scheduler.requests,
+                live=scheduler.live,
+                background=scheduler.background,
+                cache_bytes=engine.cache_bytes if engine else 0,
+                rss_bytes=_rss_bytes(),
+            )
         )
-        return Response(protocol.encode(answer), media_type="application/json")
 
     async def stop_engine(_: Request) -> Response:
         stop()
-        return Response(b"{}", status_code=202, media_type="application/json")
+        return answer(Accepted(), 202)
+
+    async def measured(_: Request) -> Response:
+        cached = scheduler.engine.cache_bytes if scheduler.engine else 0
+        text = metrics.exposition(live=scheduler.live, background=scheduler.background, cache_bytes=cached)
+        return Response(text, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
     async def exit_when_idle() -> None:
         while True:
@@ -94,52 +128,97 @@ def create_app(
         scheduler.close()
         await asyncio.to_thread(scheduler.join, JOIN_S)
 
-    return Starlette(
-        routes=[
-            Route("/v1/infill", infill, methods=["POST"]),
-            Route("/v1/status", status, methods=["GET"]),
-            Route("/v1/stop", stop_engine, methods=["POST"]),
-        ],
-        exception_handlers={HTTPException: _error},
-        lifespan=lifespan,
+    own = [
+        Endpoint(
+            method="POST",
+            path="/v1/infill",
+            summary="Fills a gap; the answer is newline-delimited JSON, an event a line, the last one a Final",
+            handle=infill,
+            body=InfillRequest,
+            answers={"application/x-ndjson": None},
+        ),
+        Endpoint(
+            method="POST",
+            path="/v1/prime",
+            summary="Encodes the contexts of a gap once nothing else is to be done",
+            handle=prime,
+            body=InfillRequest,
+            answers={JSON: Accepted},
+            status=202,
+        ),
+        Endpoint(
+            method="GET",
+            path="/v1/status",
+            summary="What the engine says of itself",
+            handle=status,
+            answers={JSON: Status},
+        ),
+        Endpoint(
+            method="POST",
+            path="/v1/stop",
+            summary="Lets live requests finish for up to 2 s, then ends the engine",
+            handle=stop_engine,
+            answers={JSON: Accepted},
+            status=202,
+        ),
+    ]
+    shared = [
+        *Gateway(scheduler, config.model, config.prefix_tokens + config.suffix_tokens).endpoints(),
+        Endpoint(
+            method="GET",
+            path="/metrics",
+            summary="What the engine measured, as Prometheus reads it",
+            handle=measured,
+            answers={"text/plain": None},
+        ),
+    ]
+    return Apps(
+        _app([*own, *shared], lifespan=lifespan),
+        _app(shared, Guard(config.api_key)),
     )
 
 
-async def _answer(scheduler: Scheduler, request: InfillRequest, started: float) -> AsyncIterator[bytes]:
-    """The lines of an answer. A closed stream cancels the job, whatever it waits for."""
-    loop = asyncio.get_running_loop()
-    events: asyncio.Queue[Event] = asyncio.Queue()
+def _app(endpoints: Sequence[Endpoint], guard: Guard | None = None, lifespan: Any = None) -> Starlette:
+    async def describe(_: Request) -> Response:
+        return answer(document(everything, _version(), guard))
 
-    def emit(event: Event) -> None:
-        with contextlib.suppress(RuntimeError):  # The loop is closed: nobody reads any more.
-            loop.call_soon_threadsafe(events.put_nowait, event)
+    description = Endpoint(
+        method="GET",
+        path="/openapi.json",
+        summary="This document",
+        handle=describe,
+        answers={JSON: dict[str, Any]},
+        public=True,
+    )
+    everything = [*endpoints, description]
 
-    job = scheduler.submit(request, emit, started)
+    async def not_there(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return refuse(Error, error)
+
+    return Starlette(routes=routes(everything, guard), exception_handlers={HTTPException: not_there}, lifespan=lifespan)
+
+
+async def _read_gap(request: Request) -> InfillRequest:
     try:
-        while True:
-            event = await events.get()
+        return protocol.decode_request(await read_bytes(request))
+    except ProtocolError as error:
+        raise HTTPException(400, str(error)) from None
+
+
+async def _lines(scheduler: Scheduler, request: InfillRequest, started: float) -> AsyncIterator[bytes]:
+    async with contextlib.aclosing(events(scheduler, request, started)) as stream:
+        async for event in stream:
             yield protocol.encode(event) + b"\n"
-            if isinstance(event, Final):
-                return
-    finally:
-        scheduler.cancel(job)
 
 
-async def _read_body(request: Request) -> bytes:
-    """The body, read no further than `MAX_BODY`. Raises `HTTPException` 413."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY:
-            raise HTTPException(413, f"a request has at most {MAX_BODY} bytes")
-    return bytes(body)
-
-
-async def _error(_: Request, error: Exception) -> Response:
-    """`{"error": one line}` for everything that is refused."""
-    assert isinstance(error, HTTPException)
-    body = msgspec.json.encode({"error": error.detail})
-    return Response(body, error.status_code, headers=error.headers, media_type="application/json")
+def _rss_bytes() -> int:
+    """Memory that the process holds; where the system does not say, the most that it held so far."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        return int(statm.read_text().split()[1]) * resource.getpagesize()
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
 
 
 def _version() -> str:

@@ -12,9 +12,11 @@ import msgspec
 import pytest
 from infill_engine import protocol
 from infill_engine.config import EngineConfig
+from infill_engine.endpoints import MAX_BODY
+from infill_engine.metrics import Metrics
 from infill_engine.protocol import Candidate, Final, InfillRequest
 from infill_engine.scheduler import Engine, Scheduler
-from infill_engine.server import MAX_BODY, create_app
+from infill_engine.server import create_apps
 from scripted import ScriptedEngine, Steps, ask, wait_for
 from starlette.types import Message
 
@@ -24,9 +26,10 @@ class Service:
 
     def __init__(self, load: Callable[..., Engine], idle_exit_s: float = 900.0, error_exit_s: float = 30.0) -> None:
         self.stopped = asyncio.Event()
-        self.scheduler = Scheduler(load)
+        metrics = Metrics()
+        self.scheduler = Scheduler(load, observer=metrics)
         config = EngineConfig(model="test", idle_exit_s=idle_exit_s)
-        self.app = create_app(self.scheduler, config, self.stopped.set, error_exit_s)
+        self.app = create_apps(self.scheduler, config, metrics, self.stopped.set, error_exit_s).socket
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Service]:
@@ -214,7 +217,8 @@ async def test_status_tells_of_engine_and_requests() -> None:
         status = Call(service, "GET", "/v1/status")
         assert await status.status() == 200
         told = protocol.decode_status(await status.body())
-        assert msgspec.structs.replace(told, pid=0, uptime_s=0.0, version="") == protocol.Status(
+        assert told.rss_bytes > 1_000_000
+        assert msgspec.structs.replace(told, pid=0, uptime_s=0.0, version="", rss_bytes=0) == protocol.Status(
             version="",
             pid=0,
             state="ready",
