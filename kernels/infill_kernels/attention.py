@@ -58,12 +58,16 @@ class KVPool:
         pages: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        transposed: bool = False,
     ) -> None:
+        """transposed: the keys of a page lie as [hd, PAGE] in memory, for kernels that take many keys at a time."""
         sizes = (layers, pages, kv_heads, PAGE, head_size)
         #: [layers, pages, Hkv, PAGE, hd]; a page that nobody has holds anything. A CPU's memory is not touched before
         #: it is used.
-        self.keys = torch.empty(sizes, dtype=dtype, device=device)
         self.values = torch.empty(sizes, dtype=dtype, device=device)
+        self.keys = torch.empty_like(self.values)
+        if transposed:
+            self.keys = self.keys.view(*sizes[:3], head_size, PAGE).transpose(-1, -2)
         self._free = list(range(pages - 1, -1, -1))
 
     @property
@@ -138,7 +142,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What all layers of one pass share, for C canvases of T tokens in all, of which N are queries; int32 on one device.
+    """What all layers of a pass share, for C canvases of T tokens in all, of which N are queries; int32 on one device.
 
     Ragged lists are concatenated; `x_start[c] : x_start[c + 1]` are those of canvas c.
     """
@@ -174,6 +178,8 @@ class Plan:
     #: The most queries, and the most canvas tokens, that any canvas has, known on the host.
     most_queries: int
     most_tokens: int
+    #: At least as many keys as any query may see, its canvas's and its contexts'; known on the host.
+    most_keys: int
     #: The lowest number of rotary positions that the tables need.
     positions: int
 
@@ -223,6 +229,7 @@ def plan(parts: Sequence[Part], bias_right: float = 0.0, device: torch.device | 
         bias_right=bias_right,
         most_queries=max(part.queries for part in parts),
         most_tokens=max(len(part.positions) for part in parts),
+        most_keys=max(len(part.positions) + sum(max(0, c.end - c.first) for c in part.contexts) for part in parts),
         positions=1 + max(*lists["position"], *lists["context_back"], 0),
     )
 
