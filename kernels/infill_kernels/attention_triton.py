@@ -10,7 +10,7 @@ waits for the device, and nothing is compiled for the lengths of the plan's list
 graph. Pool and queries have one dtype; sums are in fp32, and products of fp32 are exact (no TF32).
 """
 
-# mypy: allow-untyped-defs, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
 from __future__ import annotations
 
@@ -213,28 +213,29 @@ def _rotate_and_store(
 
 
 def rotate_and_store(qkv: Tensor, keys: Tensor, values: Tensor, plan: Plan, rope: Rope) -> Tensor:
-    """As `attention.rotate_and_store`; qkv and the pool share a dtype, hd is a power of two."""
+    """As `attention.rotate_and_store`; qkv and the pool share a dtype, hd is a power of two from 16 on."""
     rope.reserve(plan.positions)
     n, heads, size = qkv.shape
     kv_heads = keys.shape[1]
     _check(qkv, keys, values)
     q = qkv.new_empty(n, heads - 2 * kv_heads, size)
-    _rotate_and_store[(n, heads)](
-        qkv.contiguous(),
-        keys,
-        values,
-        q,
-        rope.table,
-        plan.query_token,
-        plan.query_slot,
-        plan.position,
-        rope.table.shape[1],
-        HEADS=heads - 2 * kv_heads,
-        KV_HEADS=kv_heads,
-        HEAD=size,
-        PAGE=PAGE,
-        num_warps=1,
-    )
+    with torch.cuda.device_of(qkv):
+        _rotate_and_store[(n, heads)](
+            qkv.contiguous(),
+            keys,
+            values,
+            q,
+            rope.table,
+            plan.query_token,
+            plan.query_slot,
+            plan.position,
+            rope.table.shape[1],
+            HEADS=heads - 2 * kv_heads,
+            KV_HEADS=kv_heads,
+            HEAD=size,
+            PAGE=PAGE,
+            num_warps=1,
+        )
     return q
 
 
@@ -267,41 +268,45 @@ def canvas_attention(
     if splits > 1:
         partial = q.new_empty(splits, n * heads, size, dtype=torch.float32)
         softmax = q.new_empty(2, splits, n * heads, dtype=torch.float32)
-    _attend[(canvases * row_tiles, kv_heads, splits)](
-        q.contiguous(),
-        keys,
-        values,
-        rope.table,
-        out,
-        partial,
-        softmax,
-        *(getattr(plan, name) for name in _PLAN),
-        positions=rope.table.shape[1],
-        rows=n * heads,
-        row_tiles=row_tiles,
-        window=window or 0,
-        scale=scale * math.log2(math.e),
-        bias_right=plan.bias_right,
-        KV_HEADS=kv_heads,
-        GROUP=group,
-        HEAD=size,
-        PAGE=PAGE,
-        ROWS=tile_rows,
-        KEYS=tile_keys,
-        SPLITS=splits,
-        WINDOWED=window is not None,
-        EXACT=q.dtype == torch.float32,
-        num_warps=num_warps,
-        num_stages=num_stages,
-    )
-    if splits > 1:
-        _combine[(n * heads,)](partial, softmax, out, n * heads, HEAD=size, SPLITS=splits, num_warps=4)
+    with torch.cuda.device_of(q):
+        _attend[(canvases * row_tiles, kv_heads, splits)](
+            q.contiguous(),
+            keys,
+            values,
+            rope.table,
+            out,
+            partial,
+            softmax,
+            *(getattr(plan, name) for name in _PLAN),
+            positions=rope.table.shape[1],
+            rows=n * heads,
+            row_tiles=row_tiles,
+            window=window or 0,
+            scale=scale * math.log2(math.e),
+            bias_right=plan.bias_right,
+            KV_HEADS=kv_heads,
+            GROUP=group,
+            HEAD=size,
+            PAGE=PAGE,
+            ROWS=tile_rows,
+            KEYS=tile_keys,
+            SPLITS=splits,
+            WINDOWED=window is not None,
+            EXACT=q.dtype == torch.float32,
+            num_warps=num_warps,
+            num_stages=num_stages,
+        )
+        if splits > 1:
+            _combine[(n * heads,)](partial, softmax, out, n * heads, HEAD=size, SPLITS=splits, num_warps=4)
     return out
 
 
 def _check(x: Tensor, keys: Tensor, values: Tensor) -> None:
     if not x.dtype == keys.dtype == values.dtype:
         raise ValueError(f"the KV pool is {keys.dtype} and the queries are {x.dtype}: give both one dtype")
+    size = x.shape[-1]
+    if size < 16 or size & (size - 1):
+        raise ValueError(f"a head size must be a power of two from 16 on, not {size}")
     if not (keys.is_contiguous() and values.is_contiguous()):
         raise ValueError("a layer's keys and values must be contiguous [pages, Hkv, PAGE, hd]")
 
