@@ -15,22 +15,35 @@ from infill_kernels.attention import (
     rotate,
     rotate_and_store,
 )
-from infill_kernels.unmask import Allowed, Head, Unmasked, logits, unmask
+from infill_kernels.commit import ENDED, FULL, LIVE, CanvasState, EntropyBound, Rule, Threshold, Verified
+from infill_kernels.dispatch import Backend, backend, commit, unmask
+from infill_kernels.unmask import Allowed, Head, Unmasked, logits
 
 __all__ = [
     "BRANCH",
+    "ENDED",
+    "FULL",
     "LEFT",
+    "LIVE",
     "OPEN",
     "PAGE",
     "Allowed",
+    "Backend",
+    "CanvasState",
+    "EntropyBound",
     "Head",
     "KVPool",
     "Part",
     "Placed",
     "Plan",
     "Rope",
+    "Rule",
+    "Threshold",
     "Unmasked",
+    "Verified",
+    "backend",
     "canvas_attention",
+    "commit",
     "logits",
     "plan",
     "rotate",

@@ -121,8 +121,7 @@ def unmask(
     Raises `ValueError` for a temperature that is not positive. A row that admits no id cannot be asked for: `Head` and
     `Head.allow` refuse it.
     """
-    if not temperature > 0:
-        raise ValueError(f"temperature must be positive, not {temperature}; take `token` for a greedy choice")
+    check_temperature(temperature)
     y = logits(hidden, head) / temperature
     if head.banned is not None:
         y = y.masked_fill(head.banned, -torch.inf)
@@ -143,6 +142,12 @@ def unmask(
         entropy=(total.log() - mean).clamp(min=0.0),
         soft=(p.to(head.weight.dtype) @ head.weight) if soft else None,
     )
+
+
+def check_temperature(temperature: float) -> None:
+    """Raises `ValueError` for a temperature that no softmax has."""
+    if not temperature > 0:
+        raise ValueError(f"temperature must be positive, not {temperature}; take `token` for a greedy choice")
 
 
 def logits(hidden: Tensor, head: Head, ids: Tensor | None = None) -> Tensor:

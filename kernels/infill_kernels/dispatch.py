@@ -1,0 +1,62 @@
+"""Chooses between the fused kernels and their torch references: the one place that does.
+
+The references are the specification, and what serves where Triton does not; each name has the same signature in both.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from infill_kernels.commit import CanvasState, Rule
+from infill_kernels.unmask import Allowed, Head, Unmasked
+
+Backend = Literal["triton", "torch"]
+
+
+def backend(device: torch.device | str) -> Backend:
+    """Which kernels serve tensors on `device`."""
+    return "triton" if torch.device(device).type == "cuda" and _has_triton() else "torch"
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def unmask(
+    hidden: Tensor,
+    head: Head,
+    *,
+    temperature: float = 1.0,
+    allowed: Allowed | None = None,
+    noise: Tensor | None = None,
+    soft: bool = False,
+) -> Unmasked:
+    """`infill_kernels.unmask.unmask`. A head with its own projection is served by the reference."""
+    if backend(hidden.device) == "triton" and head.project is None:
+        from infill_kernels.unmask_triton import unmask as chosen
+    else:
+        from infill_kernels.unmask import unmask as chosen
+    return chosen(hidden, head, temperature=temperature, allowed=allowed, noise=noise, soft=soft)
+
+
+def commit(
+    state: CanvasState,
+    outputs: Unmasked,
+    first: Tensor,
+    rows: Tensor,
+    ends: Tensor,
+    rule: Rule,
+    noise: Tensor | None = None,
+) -> None:
+    """`infill_kernels.commit.commit`."""
+    if backend(state.tokens.device) == "triton":
+        from infill_kernels.commit_triton import commit as chosen
+    else:
+        from infill_kernels.commit import commit as chosen
+    chosen(state, outputs, first, rows, ends, rule, noise)
