@@ -22,9 +22,7 @@ class EngineConfig:
     #: Tokens of context before and after the gap.
     prefix_tokens: int = 1024
     suffix_tokens: int = 96
-    #: Whether what followed the last tokens elsewhere is proposed. The text is the same, in fewer passes.
-    lookup: bool = True
-    #: Tokens that look-up proposes at most.
+    #: Tokens proposed at most of what followed the last tokens elsewhere. The text is the same, in fewer passes.
     proposal_tokens: int = 4
     #: Tokens of context encoded in one step at most; fewer on a machine that needs more than 0.1 s for them.
     chunk_tokens: int = 64
@@ -45,7 +43,7 @@ class EngineConfig:
             ("threads", 0),
             ("prefix_tokens", 1),
             ("suffix_tokens", 0),
-            ("proposal_tokens", 1),
+            ("proposal_tokens", 0),
             ("chunk_tokens", 1),
             ("cache_mb", 1),
         ):

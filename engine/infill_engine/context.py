@@ -1,67 +1,103 @@
 """The context cache: what is encoded before a canvas, kept from key stroke to key stroke.
 
-It works on tokens and opaque `ContextKV`s, and knows neither text nor model. Encoding goes in chunks; each is one step
-of the generators here, so that a caller can give way, or stop, between two of them. What was encoded stays, also when
-the caller stops. Not safe to share between threads.
+It works on tokens and opaque `ContextKV`s, and knows neither text nor model. Encoding goes in chunks, and chunks in the
+family's own steps; the generators here yield *before* each, so that a caller can give way, or stop. What was encoded
+stays, also when the caller stops. Not safe to share between threads.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from infill_engine.core import ContextKV, Denoiser, agreement
 
-#: Seconds that a chunk should take at most: so long a more urgent request may wait. Below so many tokens a chunk is not
-#: cut, as it would hardly take less time.
+#: Seconds that a chunk should take at most. Below so many tokens a chunk is not cut, as it would hardly take less time.
 CHUNK_S, LEAST_CHUNK = 0.1, 16
 
 Key = tuple[str, ...] | tuple[int, ...]
 
 
-@dataclass(slots=True)
-class Usage:
-    """Tokens of context that one request needed."""
-
-    encoded: int = 0
-    reused: int = 0
-
-
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class _Entry:
     #: The lines that the window holds, and the tokens of which the first `kv.length` are encoded.
     lines: tuple[tuple[int, ...], ...] = ()
     tokens: list[int] = field(default_factory=list)
     kv: ContextKV | None = None
+    #: Leases that hold it.
+    pins: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Lease:
+    """What one request uses of the cache: it stays there while the request lives. Counts its context tokens."""
+
+    encoded: int = 0
+    reused: int = 0
+    entries: list[_Entry] = field(default_factory=list)
+
+    def pin(self, entry: _Entry) -> None:
+        """Keeps an entry in the cache until the end of the lease."""
+        if all(held is not entry for held in self.entries):
+            self.entries.append(entry)
+            entry.pins += 1
 
 
 class ContextCache:
-    """Streams by document, blocks by content, least recently used out first beyond `max_bytes`."""
+    """Streams by document, blocks by content, within `max_bytes`: what no lease holds goes, the oldest use first."""
 
     def __init__(self, denoiser: Denoiser, chunk: int, max_bytes: int) -> None:
-        """chunk: tokens encoded in one step at most."""
+        """chunk: tokens encoded at once at most."""
         self._denoiser = denoiser
         self._chunk = chunk
         self._max_bytes = max_bytes
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
         #: Tokens a second when encoding, a running mean; a guess until measured.
         self.rate = 400.0
+        #: Tokens encoded so far.
+        self.encoded = 0
 
     @property
     def nbytes(self) -> int:
         """Memory held by encoded contexts; may be asked for from another thread."""
         return sum(entry.kv.nbytes for entry in list(self._entries.values()) if entry.kv is not None)
 
+    @contextlib.contextmanager
+    def lease(self) -> Iterator[Lease]:
+        """Something to hold entries with."""
+        lease = Lease()
+        try:
+            yield lease
+        finally:
+            for entry in lease.entries:
+                entry.pins -= 1
+
+    def evict(self) -> bool:
+        """Forgets what was not used for longest and is in nobody's use; returns whether there was something."""
+        for key, entry in self._entries.items():
+            if not entry.pins:
+                del self._entries[key]
+                return True
+        return False
+
     def window(
-        self, key: tuple[str, ...], lines: Sequence[tuple[int, ...]], budget: int, seconds: float
+        self,
+        key: tuple[str, ...],
+        lines: Sequence[tuple[int, ...]],
+        budget: int,
+        seconds: float,
+        cost: Callable[[int], float],
     ) -> tuple[tuple[int, ...], ...]:
         """The last of `lines` that a stream should hold, by token budget.
 
         A window that is already encoded is kept as long as it fits, so typing does not move its start. When it no
-        longer fits, the new one is three quarters of the budget, so that the start moves in strides. Where nothing is
-        encoded yet, no more is taken than can be encoded in `seconds`: an early completion that saw less beats none.
+        longer fits, the new one is at most three quarters of the budget, so that the start moves in strides; of the
+        first quarter of that, it begins at the line with the least `cost` (by index), the first of equals. Where
+        nothing is encoded yet, no more is taken than can be encoded in `seconds`: an early completion that saw less
+        beats none.
         """
         entry = self._entries.get(key)
         if entry is not None and entry.lines:
@@ -69,13 +105,11 @@ class ContextCache:
             if start is not None and sum(map(len, lines[start:])) <= budget:
                 return tuple(lines[start:])
         size = sum(map(len, lines))
-        cold = max(128.0, self.rate * seconds)
-        limit = min(float(budget if size <= budget else budget * 3 // 4), cold)
-        start = len(lines)
-        while start > 0 and limit >= len(lines[start - 1]):
-            start -= 1
-            limit -= len(lines[start])
-        return tuple(lines[start:])
+        limit = min(float(budget if size <= budget else budget * 3 // 4), max(128.0, self.rate * seconds))
+        first = _last(lines, limit)
+        if first > 0:
+            first = min(range(first, min(_last(lines, limit * 3 / 4), len(lines) - 1) + 1), key=cost, default=first)
+        return tuple(lines[first:])
 
     def stream(
         self,
@@ -83,16 +117,16 @@ class ContextCache:
         lines: tuple[tuple[int, ...], ...],
         head: Sequence[int],
         left: tuple[int, int],
-        usage: Usage,
+        lease: Lease,
     ) -> Generator[None, None, tuple[ContextKV, list[int]]]:
         """Encodes a document's prefix up to a few tokens before the gap; returns (kv, the tokens left for the canvas).
 
         lines: the window's whole lines; head: the tokens of the cursor line before the gap; left: how many tokens of
         the end the canvas takes, at least and at most. Between those bounds the stream is left as it is, so most key
-        strokes encode nothing.
+        strokes encode nothing. Raises `MemoryError` where it would take more room than there is beside what others use.
         """
         tokens = [self._denoiser.facts.sink_id, *(token for line in lines for token in line), *head]
-        entry = self._entry(key)
+        entry = self._entry(key, lease)
         entry.lines = lines
         least, most = left
         kept = 0
@@ -104,22 +138,22 @@ class ContextCache:
             end = min(max(len(tokens) - len(head), len(tokens) - most), len(tokens) - least)
         if entry.kv is not None:
             entry.kv.truncate(min(kept, end))
-        usage.reused += min(kept, end)
+        lease.reused += min(kept, end)
         entry.tokens = tokens[:end]
-        return (yield from self._extend(key, entry, usage)), tokens[end:]
+        return (yield from self._extend(key, entry, lease)), tokens[end:]
 
-    def block(self, tokens: Sequence[int], usage: Usage) -> Generator[None, None, ContextKV]:
-        """Encodes a piece alone, behind the family's sink; returns its kv."""
+    def block(self, tokens: Sequence[int], lease: Lease) -> Generator[None, None, ContextKV]:
+        """Encodes a piece alone, behind the family's sink; returns its kv. Raises `MemoryError` as `stream` does."""
         key = tuple(tokens)
-        entry = self._entry(key)
+        entry = self._entry(key, lease)
         entry.tokens = [self._denoiser.facts.sink_id, *tokens]
         if entry.kv is not None:
-            usage.reused += entry.kv.length
-        return (yield from self._extend(key, entry, usage))
+            lease.reused += entry.kv.length
+        return (yield from self._extend(key, entry, lease))
 
     def replace(self, key: Key, by: Key) -> None:
         """Lets the entry `by` take the place of `key`."""
-        if (entry := self._entries.pop(by, None)) is not None:  # None: it fell out while others were encoded
+        if (entry := self._entries.pop(by, None)) is not None:
             self._entries[key] = entry
 
     def affordable(self, tokens: Sequence[int], seconds: float) -> Sequence[int]:
@@ -129,27 +163,59 @@ class ContextCache:
             return tokens
         return tokens[: max(LEAST_CHUNK, int(self.rate * seconds))]
 
-    def _entry(self, key: Key) -> _Entry:
+    def _entry(self, key: Key, lease: Lease) -> _Entry:
         entry = self._entries.setdefault(key, _Entry())
         self._entries.move_to_end(key)
+        lease.pin(entry)
         return entry
 
-    def _extend(self, key: Key, entry: _Entry, usage: Usage) -> Generator[None, None, ContextKV]:
-        if entry.kv is None:
-            entry.kv = yield from self._denoiser.encode((), None)
-        while (done := entry.kv.length) < len(entry.tokens):
-            size = min(self._chunk, max(LEAST_CHUNK, int(self.rate * CHUNK_S)))
-            chunk = entry.tokens[done : done + size]
-            began = time.perf_counter()
-            entry.kv = yield from self._denoiser.encode(chunk, entry.kv)
-            usage.encoded += len(chunk)
-            if len(chunk) == size:
-                self.rate += 0.2 * (len(chunk) / max(time.perf_counter() - began, 1e-6) - self.rate)
-        self._entries[key] = entry  # it may have fallen out while others were encoded
-        self._entries.move_to_end(key)
-        while self.nbytes > self._max_bytes and len(self._entries) > 1:
-            self._entries.popitem(last=False)
+    def _extend(self, key: Key, entry: _Entry, lease: Lease) -> Generator[None, None, ContextKV]:
+        try:
+            if entry.kv is None:
+                entry.kv = yield from self._denoiser.encode((), None)
+            while (done := entry.kv.length) < len(entry.tokens):
+                size = min(self._chunk, max(LEAST_CHUNK, int(self.rate * CHUNK_S)))
+                chunk = entry.tokens[done : done + size]
+                seconds = yield from self._encode(chunk, entry.kv)
+                lease.encoded += len(chunk)
+                self.encoded += len(chunk)
+                if len(chunk) == size:
+                    self.rate += 0.2 * (len(chunk) / max(seconds, 1e-6) - self.rate)
+                while self.nbytes > self._max_bytes:
+                    self._make_room()
+        except MemoryError:
+            if self._entries.get(key) is entry:  # what does not fit is not kept
+                del self._entries[key]
+            raise
         return entry.kv
+
+    def _encode(self, chunk: Sequence[int], kv: ContextKV) -> Generator[None, None, float]:
+        """Encodes one chunk, making room for it where it has to; returns the seconds it took."""
+        before, seconds = kv.length, 0.0
+        steps = self._denoiser.encode(chunk, kv)
+        while kv.length == before:
+            yield
+            began = time.perf_counter()
+            try:
+                next(steps)
+            except MemoryError:
+                self._make_room()
+                steps = self._denoiser.encode(chunk, kv)
+            seconds += time.perf_counter() - began
+        return seconds
+
+    def _make_room(self) -> None:
+        if not self.evict():
+            raise MemoryError("all memory for contexts is in use")
+
+
+def _last(lines: Sequence[tuple[int, ...]], limit: float) -> int:
+    """Where the last lines begin that together have at most `limit` tokens."""
+    start = len(lines)
+    while start > 0 and limit >= len(lines[start - 1]):
+        start -= 1
+        limit -= len(lines[start])
+    return start
 
 
 def _aligned(lines: Sequence[tuple[int, ...]], window: Sequence[tuple[int, ...]]) -> int | None:

@@ -5,11 +5,11 @@ Knows no model by name, no editor and no wire format. Positions and lengths coun
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
-from infill_kernels import BRANCH, LEFT, OPEN, Head, Unmasked
+from infill_kernels import BRANCH, LEFT, OPEN, Head
 from torch import Tensor
 
 T = TypeVar("T")
@@ -147,8 +147,9 @@ class Denoiser(Protocol):
     def encode(self, tokens: Sequence[int], kv: ContextKV | None) -> Generator[None, None, ContextKV]:
         """Extends a context, in place, or begins one. Causal: what was encoded before stays as it is.
 
-        Each `next` is a bounded piece of work. The context's length changes with the last one only, so a generator that
-        is closed before leaves it as it was. Raises `MemoryError` where there is no room for more keys and values.
+        Each `next` is a bounded piece of work, and yields; no tokens are no work. The context's length changes with the
+        last one only, so a generator that is closed before leaves it as it was. Raises `MemoryError` where there is no
+        room for more keys and values; that, too, leaves it as it was.
         """
 
     def denoise(
@@ -158,15 +159,72 @@ class Denoiser(Protocol):
 
         Returns for each canvas the hidden rows [R, D], final norm applied, and the new state. Row i predicts slot
         frontier + i: one row for the frontier, one for each proposed slot and one for each mask fed. Then come the
-        branches' rows, one for each branch token, which predicts what follows it.
+        branches' rows, one for each branch token, which predicts what follows it. Raises `MemoryError` where there is
+        no room; the same call may then be made again.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What a request needs of the next forward pass; passes of several requests are run as one."""
+
+    canvas: Canvas
+    contexts: Contexts
+    #: Of the canvas's last pass; None at first.
+    state: Any = None
+    #: Rows that are restricted, each to its ids: bool [V] on the host.
+    allowed: Mapping[int, Tensor] = field(default_factory=dict)
+    #: One a branch row: the id whose log-probability is wanted there.
+    targets: tuple[int, ...] = ()
+    #: How many masks are fed.
+    masks: int = 0
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has: those of `Denoiser.denoise`."""
+        masks = min(self.masks, self.canvas.size - self.canvas.frontier - len(self.canvas.proposal))
+        return 1 + len(self.canvas.proposal) + masks + len(self.targets)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a pass says of a canvas, on the host: an entry a row in each list."""
+
+    #: The most probable id that is admitted, and its probability.
+    token: list[int]
+    prob: list[float]
+    #: In nats.
+    entropy: list[float]
+    #: The probability of END.
+    end_prob: list[float]
+    #: The log-probability of the row's target; of END where it has none.
+    target_logprob: list[float]
+
+    def __len__(self) -> int:
+        return len(self.token)
+
+    def __getitem__(self, rows: slice) -> Rows:
+        """The same of some rows."""
+        return Rows(
+            self.token[rows], self.prob[rows], self.entropy[rows], self.end_prob[rows], self.target_logprob[rows]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a `Pass`."""
+
+    rows: Rows
+    state: Any
+    #: What the pass took for all that were in it.
+    seconds: float
 
 
 class CommitPolicy(Protocol):
     """Decides what a pass makes final."""
 
-    def step(self, canvas: Canvas, outputs: Unmasked) -> Canvas:
-        """outputs: one row for each open slot fed. Commits at least one slot."""
+    def step(self, canvas: Canvas, rows: Rows) -> Canvas:
+        """rows: one for each open slot fed, row i for slot frontier + i. Commits at least one slot."""
 
 
 def agreement(a: Sequence[object], b: Sequence[object]) -> int:

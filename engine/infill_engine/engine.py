@@ -1,31 +1,42 @@
-"""The engine: a request in, events out, one bounded piece of work at a time.
+"""The engine: a request in, events out, and in between what it needs of the model, one bounded piece at a time.
 
-`Engine.infill` is the main path: contexts, canvas, then `forward -> unmask -> commit -> (grow | cut | stop)` until the
-gap is closed or the deadline comes. It knows no model by name, no socket and no editor.
+`Engine.infill` is the main path of a request: contexts, canvas, then passes, each of which is committed, scored and
+followed by the next, until the gap is closed or the deadline comes. A request does not run its passes itself:
+`Engine.denoise` runs those of several at once. It knows no model by name, no socket and no editor.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar, cast
 
 import torch
-from infill_kernels import Allowed, Unmasked, logits, unmask
+from infill_kernels import logits, unmask
 from torch import Tensor
 
 from infill_engine.config import EngineConfig
-from infill_engine.context import ContextCache, Usage
-from infill_engine.core import Canvas, CommitPolicy, Contexts, Denoiser
-from infill_engine.gap import GapText
-from infill_engine.lookup import Lookup
+from infill_engine.context import ContextCache, Lease
+from infill_engine.core import (
+    Canvas,
+    CommitPolicy,
+    Contexts,
+    Denoiser,
+    Outcome,
+    Pass,
+    Rows,
+    agreement,
+)
+from infill_engine.gap import GapText, columns
+from infill_engine.lookup import AFTER, BEFORE, LastTexts, Lookup
 from infill_engine.policy import VerifiedPolicy
-from infill_engine.protocol import Event, Final, Frame, InfillRequest, Reason, Slot, Timing
+from infill_engine.protocol import Candidate, Event, Final, Frame, InfillRequest, Proposals, Reason, Slot, Timing
 from infill_engine.tokenizer import Codec, Healed, LineTokenizer
 
 T = TypeVar("T")
+Source = Literal["mask", "lookup", "last"]
 
 #: The canvas begins with this many slots and doubles when they are full, up to the request's limit.
 FIRST_SLOTS, MOST_SLOTS = 16, 256
@@ -37,21 +48,63 @@ SCORED_SUFFIX = 8
 #: The share of a request's time that encoding contexts may take when nothing of them is cached.
 ENCODE_SHARE = 0.5
 
+#: Tokens of an earlier text proposed at once.
+LAST_TOKENS = 16
 
-@dataclass(slots=True)
+#: A candidate is sent when a line is finished, and when this many tokens have come since the last one.
+STREAMED_TOKENS = 8
+
+#: Characters before the gap that are tokenised, for each token of the window; real code has 3 to 4.
+WINDOW_CHARS = 16
+
+
+@dataclass(slots=True, kw_only=True)
 class _Run:
-    """One request on its way."""
+    """One request on its way. What does not change from pass to pass is made once."""
 
     request: InfillRequest
     started: float
+    lease: Lease
+    #: The segments before the gap and their tokens, but for the cursor line.
+    segments: list[str]
+    lines: list[tuple[int, ...]]
+    #: The cursor line before the gap.
+    head: Healed
+    #: The tokens after the gap; none where only blank lines follow.
+    after: list[int]
+    #: What the gap's tokens will be if it is filled as it was before.
+    last: list[int]
     text: GapText
     lookup: Lookup
-    usage: Usage = field(default_factory=Usage)
+    canvas: Canvas = field(init=False)
+    contexts: Contexts = field(init=False)
+    state: Any = None
+    #: Who proposed what is on the canvas.
+    source: Source = "mask"
+    proposed: dict[Source, int] = field(default_factory=dict)
+    accepted: dict[Source, int] = field(default_factory=dict)
+    #: Line ends whose branches are on the canvas: byte offset in the gap, probability of END there.
+    scoring: list[tuple[int, float]] = field(default_factory=list)
+    #: Tokens in the last candidate that was sent.
+    sent: int = 0
     encode_ms: float = 0.0
     denoise_ms: float = 0.0
     steps: int = 0
-    #: Line ends whose branches are on the canvas: byte offset in the gap, probability of END there.
-    scoring: list[tuple[int, float]] = field(default_factory=list)
+
+    @property
+    def document(self) -> tuple[str, str]:
+        return self.request.client, self.request.document
+
+    @property
+    def before(self) -> str:
+        """The whole text before the gap."""
+        return self.request.prefix + self.request.head
+
+    @property
+    def following(self) -> list[int]:
+        """The suffix's first tokens, by which line ends are scored; none where nothing is to be scored."""
+        one_line = self.request.max_lines == 1 or self.request.tail.strip()
+        return [] if one_line else self.after[:SCORED_SUFFIX]
 
     @property
     def left_s(self) -> float:
@@ -68,8 +121,10 @@ class _Run:
             denoise_ms=self.denoise_ms,
             steps=self.steps,
             committed=self.text.tokens,
-            encoded=self.usage.encoded,
-            reused=self.usage.reused,
+            encoded=self.lease.encoded,
+            reused=self.lease.reused,
+            proposed=Proposals(**self.proposed),
+            accepted=Proposals(**self.accepted),
         )
         return Final(reason, timing=timing)
 
@@ -93,187 +148,335 @@ class Engine:
         self._tokenizer = LineTokenizer(codec)
         self._config = config
         self._cache = ContextCache(denoiser, config.chunk_tokens, config.cache_mb << 20)
+        self._texts = LastTexts()
 
     @property
     def cache_bytes(self) -> int:
         """Memory held by encoded contexts."""
         return self._cache.nbytes
 
+    @property
+    def encoded_tokens(self) -> int:
+        """Context tokens encoded so far."""
+        return self._cache.encoded
+
     @torch.inference_mode()
-    def infill(self, request: InfillRequest, started: float) -> Generator[Event | None, None, None]:
-        """Fills one gap. Each step is one encoding chunk or one denoise step, and yields an event or None; the last
-        event is a `Final`. `started` is `time.monotonic()` at the request's receipt, from which the deadline counts."""
-        lines, healed = self._split(request)
-        known = [token for line in lines for token in line] + healed.tokens
-        run = _Run(request, started, GapText(request, healed.rest), Lookup(known, self._after(request)))
-        context = yield from self._contexts(run, lines, healed.tokens)
-        if context is None:
-            yield run.final("deadline")
-            return
-        contexts, left, origin = context
-        canvas, state, reason = Canvas(origin, tuple(left), FIRST_SLOTS), None, None
-        while reason is None:
-            canvas, state, reason, events = self._step(run, canvas, contexts, state)
-            yield from events or (None,)
+    def infill(self, request: InfillRequest, started: float) -> Generator[Event | Pass | None, Outcome | None, None]:
+        """Fills one gap. `started` is `time.monotonic()` at the request's receipt, from which the deadline counts.
+
+        Yields events, of which the last is a `Final`, and what it needs: None for a step of encoding, which the next
+        `next` does, and a `Pass` of which it wants to be sent the `Outcome`. Sent None instead, it ends as at its
+        deadline. Closing it frees what it holds. Raises `MemoryError` where its contexts do not fit beside what other
+        requests use.
+        """
+        with self._cache.lease() as lease:
+            run = self._begin(request, started, lease)
+            try:
+                reason = yield from self._prepare(run)
+                while reason is None:
+                    outcome = yield self._next_pass(run)
+                    reason, events = ("deadline", []) if outcome is None else self._step(run, outcome)
+                    yield from events
+            finally:
+                self._texts.keep(run.document, run.before, run.text.candidate().text)
         if reason != "end":
             run.text.close()
-        yield run.text.candidate()
+        if run.steps:
+            yield run.text.candidate()
         yield run.final(reason)
+
+    @torch.inference_mode()
+    def denoise(self, passes: Sequence[Pass]) -> list[Outcome]:
+        """Runs passes of several requests as one: one forward pass, one reading of its rows, one copy to the host.
+
+        Raises `MemoryError` where there is no room and no context to forget; fewer passes may fit.
+        """
+        began = time.perf_counter()
+        hidden, states = self._forward(passes)
+        rows = self._read(passes, torch.cat(hidden))
+        seconds = time.perf_counter() - began
+        ends = [sum(map(len, hidden[: i + 1])) for i in range(len(hidden))]
+        return [
+            Outcome(rows[end - len(own) : end], state, seconds)
+            for own, end, state in zip(hidden, ends, states, strict=True)
+        ]
+
+    def events(self, request: InfillRequest, started: float) -> Iterator[Event]:
+        """The events of one request that has the engine to itself."""
+        steps, outcome = self.infill(request, started), None
+        while True:
+            try:
+                need = steps.send(outcome)
+            except StopIteration:
+                return
+            outcome = self.denoise([need])[0] if isinstance(need, Pass) else None
+            if isinstance(need, Candidate | Frame | Final):
+                yield need
 
     @torch.inference_mode()
     def prime(self, request: InfillRequest) -> Generator[None, None, None]:
         """Encodes ahead of need, for the next request of a place: first what this one's deadline cut short, up to the
         last few tokens, then the whole window. That is kept apart until it is complete: a request that comes meanwhile
-        goes on with what was there."""
-        cache, budget = self._cache, self._config.prefix_tokens
-        left = (self._denoiser.facts.left[0],) * 2
-        lines, healed = self._split(request)
+        goes on with what was there. Each yield asks for a step, which the next `next` does."""
+        cache, left = self._cache, (self._denoiser.facts.left[0],) * 2
         key = (request.client, request.document)
         following = (*key, "next")
-        window = cache.window(key, lines, budget, math.inf)
-        yield from cache.stream(key, window, healed.tokens, left, Usage())
-        if after := self._after(request)[: self._config.suffix_tokens]:
-            yield from cache.block(after, Usage())
-        full = cache.window(following, lines, budget, math.inf)
-        if len(full) > len(window):
-            yield from cache.stream(following, full, healed.tokens, left, Usage())
-            cache.replace(key, following)
+        segments, lines, head = self._split(request)
 
-    def _split(self, request: InfillRequest) -> tuple[list[tuple[int, ...]], Healed]:
-        """The tokens of the whole lines before the gap, a tuple a segment, and the healed cursor line."""
-        *above, cursor = self._tokenizer.segments(request.prefix + request.head) or [""]
-        return [self._tokenizer.encode_segment(segment) for segment in above], self._tokenizer.heal(cursor)
+        def window(of: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+            return cache.window(of, lines, self._config.prefix_tokens, math.inf, _start_cost(segments))
 
-    def _contexts(
-        self, run: _Run, lines: list[tuple[int, ...]], head: list[int]
-    ) -> Generator[None, None, tuple[Contexts, list[int], int] | None]:
-        """The encoded contexts, the known tokens that go onto the canvas, and how many stand before those; None if the
-        deadline came first (what was encoded by then is kept)."""
+        with cache.lease() as lease:
+            current = window(key)
+            yield from cache.stream(key, current, head.tokens, left, lease)
+            if after := self._after(request)[: self._config.suffix_tokens]:
+                yield from cache.block(after, lease)
+            full = window(following)
+            if len(full) > len(current):
+                yield from cache.stream(following, full, head.tokens, left, lease)
+                cache.replace(key, following)
+
+    def _begin(self, request: InfillRequest, started: float, lease: Lease) -> _Run:
+        """Tokenises, once a request."""
+        segments, lines, head = self._split(request)
+        after = self._after(request)
+        known = [token for line in lines for token in line] + head.tokens
+        last = self._texts.rest((request.client, request.document), request.prefix + request.head)
+        return _Run(
+            request=request,
+            started=started,
+            lease=lease,
+            segments=segments,
+            lines=lines,
+            head=head,
+            after=after,
+            last=self._continuation(segments[-1], head, last) if last else [],
+            text=GapText(request, head.rest),
+            lookup=Lookup(known, after, self._config.proposal_tokens),
+        )
+
+    def _prepare(self, run: _Run) -> Generator[None, None, Reason | None]:
+        """Encodes the contexts and lays out the canvas; "deadline" if that came first (what is encoded is kept)."""
         request, cache, config = run.request, self._cache, self._config
-        key = (request.client, request.document)
-        after = self._after(request)[: config.suffix_tokens]
-        seconds = request.deadline_ms / 1000 * ENCODE_SHARE - len(after) / cache.rate
-        window = cache.window(key, lines, config.prefix_tokens, seconds)
-        stream = yield from _in_time(run, cache.stream(key, window, head, self._denoiser.facts.left, run.usage))
-        if stream is None:
-            return None
-        prefix, left = stream
-        origin = prefix.length
-        if not after:
-            return Contexts(prefix), left, origin
-        seconds = run.left_s - request.deadline_ms / 1000 * (1 - ENCODE_SHARE)
-        block = yield from _in_time(run, cache.block(cache.affordable(after, seconds), run.usage))
-        return None if block is None else (Contexts(prefix, (block,)), left, origin)
+        after = run.after[: config.suffix_tokens]
+        total_s = request.deadline_ms / 1000
+        window = cache.window(
+            run.document,
+            run.lines,
+            config.prefix_tokens,
+            total_s * ENCODE_SHARE - len(after) / cache.rate,
+            _start_cost(run.segments),
+        )
+        stream = cache.stream(run.document, window, run.head.tokens, self._denoiser.facts.left, run.lease)
+        encoded = yield from _in_time(run, stream)
+        if encoded is None:
+            return "deadline"
+        prefix, left = encoded
+        run.canvas, run.contexts = Canvas(prefix.length, tuple(left), FIRST_SLOTS), Contexts(prefix)
+        if after:
+            after = list(cache.affordable(after, run.left_s - total_s * (1 - ENCODE_SHARE)))
+            block = yield from _in_time(run, cache.block(after, run.lease))
+            if block is None:
+                return "deadline"
+            run.contexts = Contexts(prefix, (block,))
+        run.canvas = self._propose(run, run.canvas)
+        return None
 
-    def _step(
-        self, run: _Run, canvas: Canvas, contexts: Contexts, state: Any
-    ) -> tuple[Canvas, Any, Reason | None, list[Event]]:
-        """One denoise step: forward, unmask, commit, then grow, cut or stop."""
-        began = time.perf_counter()
-        hidden, states = self._denoiser.denoise([canvas], [contexts], [state])
-        outputs = unmask(hidden[0], self._denoiser.head, allowed=self._allowed(run.text.pending, len(hidden[0])))
-        reason, finished_line = self._score(run, canvas, hidden[0], outputs), False
-        open_rows = len(hidden[0]) - sum(len(tokens) for _, tokens in canvas.branches)
-        after = self._policy.step(canvas, outputs.first(open_rows))
+    def _next_pass(self, run: _Run) -> Pass:
+        targets = [token for _ in run.scoring for token in run.following]
+        return Pass(
+            run.canvas,
+            run.contexts,
+            run.state,
+            allowed=self._allowed(run),
+            targets=tuple(targets),
+            masks=self._denoiser.facts.lookahead,
+        )
+
+    def _forward(self, passes: Sequence[Pass]) -> tuple[list[Tensor], list[Any]]:
+        """`Denoiser.denoise`, with contexts forgotten to make room for it where need be."""
+        canvases, contexts, states = zip(*((p.canvas, p.contexts, p.state) for p in passes), strict=True)
+        while True:
+            try:
+                return self._denoiser.denoise(canvases, contexts, states)
+            except MemoryError:
+                if not self._cache.evict():
+                    raise
+
+    def _read(self, passes: Sequence[Pass], hidden: Tensor) -> Rows:
+        """What the rows of all passes say. hidden: [N, D]."""
+        head, end_id = self._denoiser.head, self._denoiser.facts.end_id
+        sets: dict[int, Tensor] = {}
+        wanted = torch.full((len(hidden), 2), end_id)
+        at = 0
+        for p in passes:
+            sets |= {at + row: ids for row, ids in p.allowed.items()}
+            at += p.rows
+            if p.targets:
+                wanted[at - len(p.targets) : at, 1] = torch.tensor(p.targets)
+        outputs = unmask(hidden, head, allowed=head.allow(len(hidden), sets) if sets else None)
+        logprobs = logits(hidden, head, wanted.to(hidden.device)) - outputs.lse[:, None]
+        # fp64 holds ids exactly, so that one copy brings all.
+        read = torch.stack([outputs.token, outputs.prob, outputs.entropy, *logprobs.unbind(1)]).double().tolist()
+        token, prob, entropy, end, target = read
+        return Rows([int(t) for t in token], prob, entropy, end, target)
+
+    def _step(self, run: _Run, outcome: Outcome) -> tuple[Reason | None, list[Event]]:
+        """What a pass brings: commit, then grow, cut or stop."""
+        before, rows = run.canvas, outcome.rows
+        run.state = outcome.state
+        run.steps += 1
+        run.denoise_ms += outcome.seconds * 1000
+        branches = len(run.scoring) * len(run.following)
+        reason, finished_line = self._score(run, rows[len(rows) - branches :]), False
+        after = self._policy.step(before, rows[: len(rows) - branches])
         if reason is None:
-            after, reason, finished_line = self._take(run, canvas, after, hidden[0], outputs)
+            after, reason, finished_line = self._take(run, after, rows)
+        self._count(run, after)
         if reason is None and after.frontier == MOST_SLOTS:
             reason = "limit"
         elif after.full:
             after = after.grow(min(2 * after.size, MOST_SLOTS))
         if reason is None and run.late:
             reason = "deadline"
-        if self._config.lookup and reason is None and not after.proposal and not run.text.pending:
-            after = replace(after, proposal=run.lookup.propose()[: after.size - after.frontier - 1])
-        run.steps += 1
-        run.denoise_ms += (time.perf_counter() - began) * 1000
-        events: list[Event] = [self._frame(run, after)] if run.request.frames else []
-        if finished_line and reason is None:
-            events.append(run.text.candidate())
-        return after, states[0], reason, events
+        run.canvas = self._propose(run, after) if reason is None else after
+        events: list[Event] = [self._frame(run)] if run.request.frames else []
+        if reason is None and (finished_line or run.text.tokens - run.sent >= STREAMED_TOKENS):
+            run.sent = run.text.tokens
+            events.append(run.text.candidate(whole_words=not finished_line))
+        return reason, events
 
-    def _take(
-        self, run: _Run, before: Canvas, after: Canvas, hidden: Tensor, outputs: Unmasked
-    ) -> tuple[Canvas, Reason | None, bool]:
+    def _take(self, run: _Run, after: Canvas, rows: Rows) -> tuple[Canvas, Reason | None, bool]:
         """Adds what was committed to the text, up to where it has to stop; hangs a branch onto the canvas where a line
         ended. Returns the canvas, why to stop, and whether a line was finished."""
-        tokens, text, finished_line = after.committed[before.frontier :], run.text, False
-        probs = outputs.prob[: len(tokens)].tolist()
-        end_probs = self._end_probs(hidden[: len(tokens)], outputs.lse[: len(tokens)])
-        for i, token in enumerate(tokens):
+        frontier, text, finished_line = run.canvas.frontier, run.text, False
+        for i, token in enumerate(after.committed[frontier:]):
             if token == self._denoiser.facts.end_id:
-                text.score(text.length, None, probs[i])
+                text.score(text.length, None, rows.prob[i])
                 return after, "end", finished_line
             written, piece = text.length, self._tokenizer.codec.tokens[token]
-            reason = text.append(piece, probs[i])
+            reason = text.append(piece, rows.prob[i])
             run.lookup.append(token)
             if written >= 0 and piece.startswith(b"\n"):
                 finished_line = True
-                after = self._branch(run, after, before.frontier + i, written, end_probs[i])
+                after = self._branch(run, after, frontier + i, written, rows.end_prob[i])
             if reason is not None:
                 return after, reason, finished_line
             if after.branches:
                 # What follows may be moot once the end is scored: it waits for that, as a proposal.
-                taken = before.frontier + i + 1
+                taken = frontier + i + 1
                 waiting = (*after.committed[taken:], *after.proposal)
                 return replace(after, committed=after.committed[:taken], proposal=waiting), None, finished_line
         return after, None, finished_line
 
     def _branch(self, run: _Run, canvas: Canvas, slot: int, at: int, end_prob: float) -> Canvas:
         """Notes the line end before `slot` as a place to stop; where a suffix can score it, hangs a branch there."""
-        following = self._after(run.request)[:SCORED_SUFFIX]
-        if not following or run.request.tail.strip() or run.request.max_lines == 1:
+        if not run.following:
             run.text.score(at, None, end_prob)
             return canvas
         run.scoring.append((at, end_prob))
         # The last token before the end is read again in the branch, where it does not see the suffix it predicts.
         last = [*canvas.left, *canvas.committed[:slot]][-1]
-        return replace(canvas, branches=(*canvas.branches, (slot - 1, (last, *following[:-1]))))
+        return replace(canvas, branches=(*canvas.branches, (slot - 1, (last, *run.following[:-1]))))
 
-    def _score(self, run: _Run, canvas: Canvas, hidden: Tensor, outputs: Unmasked) -> Reason | None:
+    def _score(self, run: _Run, rows: Rows) -> Reason | None:
         """Scores this pass's branches: the mean log-probability of the suffix's first tokens at each line end."""
         reason: Reason | None = None
-        row = len(hidden) - sum(len(tokens) for _, tokens in canvas.branches)
-        following = torch.tensor(self._after(run.request)[:SCORED_SUFFIX], device=hidden.device)[:, None]
-        for (_, tokens), (at, end_prob) in zip(canvas.branches, run.scoring, strict=True):
-            rows = slice(row, row + len(tokens))
-            row += len(tokens)
-            scores = logits(hidden[rows], self._denoiser.head, following)[:, 0] - outputs.lse[rows]
-            reason = run.text.score(at, scores.mean().item(), end_prob) or reason
+        size = len(run.following)
+        for i, (at, end_prob) in enumerate(run.scoring):
+            mean = sum(rows.target_logprob[i * size : (i + 1) * size]) / size
+            reason = run.text.score(at, mean, end_prob) or reason
         run.scoring.clear()
         return reason
 
-    def _end_probs(self, hidden: Tensor, lse: Tensor) -> list[float]:
-        """The probability of END in each row."""
-        ids = torch.full((len(hidden), 1), self._denoiser.facts.end_id, device=hidden.device)
-        probs: list[float] = (logits(hidden, self._denoiser.head, ids)[:, 0] - lse).exp().tolist()
-        return probs
+    def _count(self, run: _Run, after: Canvas) -> None:
+        """Counts what was proposed in the last pass, and what of it proved right."""
+        proposal = run.canvas.proposal
+        if not proposal:
+            run.source = "mask"  # the only ones who propose in a pass
+            return
+        right = agreement(proposal, after.committed[run.canvas.frontier :])
+        run.proposed[run.source] = run.proposed.get(run.source, 0) + len(proposal)
+        run.accepted[run.source] = run.accepted.get(run.source, 0) + right
+
+    def _propose(self, run: _Run, canvas: Canvas) -> Canvas:
+        """Seeds the slots after the frontier: with the text that was here before as long as it proves right, else with
+        what masks predicted, else with what followed the same tokens elsewhere."""
+        if canvas.branches and canvas.proposal:
+            return canvas  # it was confirmed and waits
+        room, written = canvas.size - canvas.frontier - 1, canvas.frontier
+        if tuple(run.last[:written]) != canvas.committed:
+            run.last = []
+        proposal, source = canvas.proposal, run.source
+        if last := run.last[written:][: min(room, LAST_TOKENS)]:
+            proposal, source = tuple(last), "last"
+        elif proposal:
+            source = "mask"
+        elif not run.text.pending:
+            proposal, source = run.lookup.propose()[:room], "lookup"
+        run.source = source
+        return replace(canvas, proposal=proposal)
+
+    def _split(self, request: InfillRequest) -> tuple[list[str], list[tuple[int, ...]], Healed]:
+        """The last segments before the gap, of those of whole lines the tokens, and the healed cursor line."""
+        text, most = request.prefix + request.head, max(self._config.prefix_tokens, BEFORE)
+        if len(text) > most * WINDOW_CHARS:
+            text = text[max(0, text.find("\n", len(text) - most * WINDOW_CHARS)) :]
+        segments = self._tokenizer.segments(text) or [""]
+        lines: list[tuple[int, ...]] = []
+        for segment in reversed(segments[:-1]):
+            if most < 0:  # one more than the window holds, so that it is known not to hold all
+                break
+            lines.append(self._tokenizer.encode_segment(segment))
+            most -= len(lines[-1])
+        lines.reverse()
+        return segments[len(segments) - len(lines) - 1 :], lines, self._tokenizer.heal(segments[-1])
 
     def _after(self, request: InfillRequest) -> list[int]:
-        """The tokens after the gap; none where only blank lines follow."""
-        text = request.tail + request.suffix
-        return self._tokenizer.encode(text) if text.strip() else []
+        """The first tokens after the gap; none where only blank lines follow."""
+        most = max(self._config.suffix_tokens, AFTER)
+        text = (request.tail + request.suffix)[: most * WINDOW_CHARS]
+        tokens: list[int] = []
+        if text and not text.isspace():
+            for segment in self._tokenizer.segments(text):
+                tokens += self._tokenizer.encode_segment(segment)
+                if len(tokens) >= most:
+                    break
+        return tokens
 
-    def _allowed(self, rest: bytes, rows: int) -> Allowed | None:
-        """The frontier has to write `rest` again; the other rows are free."""
-        return self._denoiser.head.allow(rows, {0: self._tokenizer.allowed(rest)}) if rest else None
+    def _continuation(self, segment: str, head: Healed, rest: str) -> list[int]:
+        """The tokens of `rest` as a gap behind the cursor line `segment` has them."""
+        tokens, known = self._tokenizer.encode(segment + rest), len(head.tokens)
+        return tokens[known:] if tokens[:known] == head.tokens else []
 
-    def _frame(self, run: _Run, canvas: Canvas) -> Frame:
+    def _allowed(self, run: _Run) -> dict[int, Tensor]:
+        """The rows that have to write again what healing took back; the others are free."""
+        sets: dict[int, Tensor] = {}
+        pending = run.text.pending
+        for row, token in enumerate((*run.canvas.proposal, None)):
+            if not pending:
+                break
+            sets[row] = self._tokenizer.allowed(pending)
+            if token is not None:
+                pending = pending[len(self._tokenizer.codec.tokens[token]) :]
+        return sets
+
+    def _frame(self, run: _Run) -> Frame:
         """The canvas as it stands after a step."""
         slots, offset = [], 0
-        for token, prob in zip(canvas.committed, run.text.probs, strict=False):
+        for token, prob in zip(run.canvas.committed, run.text.probs, strict=False):
             piece = self._tokenizer.codec.tokens[token]
             offset += len(piece)
             state: Literal["head", "committed"] = "head" if offset <= len(run.text.rest) else "committed"
             slots.append(Slot(piece.decode(errors="replace"), prob, state))
-        for token in canvas.proposal:
+        for token in run.canvas.proposal:
             slots.append(Slot(self._tokenizer.codec.tokens[token].decode(errors="replace"), 0.0, "proposed"))
-        slots += [Slot("", 0.0, "mask")] * (canvas.size - len(slots))
+        slots += [Slot("", 0.0, "mask")] * (run.canvas.size - len(slots))
         return Frame(run.steps, (time.monotonic() - run.started) * 1000, tuple(slots))
 
 
 def _in_time(run: _Run, work: Generator[None, None, T]) -> Generator[None, None, T | None]:
-    """Passes the steps of `work` on and returns its value, or None as soon as the deadline has come."""
+    """Passes on what `work` asks for and returns its value, or None as soon as the deadline has come."""
     while True:
         began = time.perf_counter()
         try:
@@ -282,6 +485,20 @@ def _in_time(run: _Run, work: Generator[None, None, T]) -> Generator[None, None,
             return cast(T, done.value)
         finally:
             run.encode_ms += (time.perf_counter() - began) * 1000
-        if run.late:
-            return None
         yield None
+        if run.late:
+            work.close()
+            return None
+
+
+def _start_cost(segments: Sequence[str]) -> Callable[[int], float]:
+    """How badly a window begins at a segment: by its indentation, where it follows a blank line or one that is indented
+    less, as a definition does; else worse than at any that does."""
+
+    def cost(i: int) -> float:
+        own = columns(segments[i].lstrip("\n").encode())
+        before = segments[i - 1].lstrip("\n") if i else ""
+        opens = segments[i].startswith("\n\n") or not before.strip() or columns(before.encode()) < own
+        return own if opens else math.inf
+
+    return cost

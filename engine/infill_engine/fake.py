@@ -7,9 +7,11 @@ proposal is judged as by a real model: only what stands to the left counts.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, cast
+from weakref import WeakSet
 
 import torch
 from infill_kernels import Head
@@ -24,10 +26,11 @@ _SURE = 12.0
 
 
 class _Tokens:
-    """A context that keeps its tokens."""
+    """A context, or what is kept of a canvas: its tokens, counted in the room of their model."""
 
-    def __init__(self) -> None:
+    def __init__(self, all_of_model: WeakSet[_Tokens]) -> None:
         self.tokens: list[int] = []
+        all_of_model.add(self)
 
     @property
     def length(self) -> int:
@@ -42,32 +45,60 @@ class _Tokens:
 
 
 class FakeDenoiser:
-    """`Denoiser` over bytes. table: what follows which text; lookahead: masks a pass; step_s: seconds a pass takes."""
+    """`Denoiser` over bytes."""
 
-    def __init__(self, table: Mapping[str, str], lookahead: int = 0, step_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        table: Mapping[str, str],
+        lookahead: int = 0,
+        step_s: float = 0.0,
+        groups: int = 1,
+        room: float = math.inf,
+    ) -> None:
+        """table: what follows which text; lookahead: masks a pass; step_s: seconds a pass takes; groups: steps in which
+        tokens are encoded; room: tokens that all contexts and canvases together may keep."""
         self.facts = Facts(MASK_ID, END_ID, SINK_ID, lookahead=lookahead, left=(1, 64))
         banned = torch.zeros(VOCAB, dtype=torch.bool)
         banned[[SINK_ID, MASK_ID]] = True
         self.head = Head(weight=torch.eye(VOCAB), banned=banned)
         self.encoded = 0
         self.passes = 0
+        #: Contexts and canvases that are alive.
+        self.alive: WeakSet[_Tokens] = WeakSet()
+        self._groups = groups
+        self._room = room
         self._table = [(key.encode(), text.encode()) for key, text in table.items()]
         self._step_s = step_s
 
     def encode(self, tokens: Sequence[int], kv: ContextKV | None) -> Generator[None, None, ContextKV]:
-        own = cast(_Tokens, kv) if kv is not None else _Tokens()
-        own.tokens += tokens
-        self.encoded += len(tokens)
+        own = cast(_Tokens, kv) if kv is not None else _Tokens(self.alive)
         if tokens:
+            self._take(len(tokens))
+            for _ in range(self._groups - 1):
+                yield
+            own.tokens += tokens
+            self.encoded += len(tokens)
             yield
         return own
 
     def denoise(
         self, canvases: Sequence[Canvas], contexts: Sequence[Contexts], states: Sequence[Any]
     ) -> tuple[list[Tensor], list[Any]]:
+        after = []
+        for canvas, state in zip(canvases, states, strict=True):
+            kept = state or _Tokens(self.alive)
+            known = [*canvas.left, *canvas.committed]
+            self._take(len(known) - kept.length)
+            kept.tokens = known
+            after.append(kept)
         self.passes += 1
-        time.sleep(self._step_s)
-        return [self._rows(*pair) for pair in zip(canvases, contexts, strict=True)], list(states)
+        if self._step_s:
+            time.sleep(self._step_s)
+        return [self._rows(*pair) for pair in zip(canvases, contexts, strict=True)], after
+
+    def _take(self, tokens: int) -> None:
+        if sum(kept.length for kept in self.alive) + tokens > self._room:
+            raise MemoryError("no room for more tokens")
 
     def _rows(self, canvas: Canvas, contexts: Contexts) -> Tensor:
         tree = canvas.tree(self.facts.lookahead, MASK_ID)

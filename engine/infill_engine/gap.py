@@ -76,18 +76,20 @@ class GapText:
 
     def close(self) -> None:
         """Drops a word that may be half written, unless it is all there is."""
-        if self._limit is None and self._ends_at:
-            whole = self._gap.rstrip(_WORD)
-            if whole.strip():
-                self._limit = len(whole)
+        if self._limit is None:
+            self._limit = self._whole_words()
 
-    def candidate(self) -> Candidate:
-        """The text so far with its probabilities and scored ends."""
-        limit = len(self._gap) if self._limit is None else self._limit
-        raw = self._gap[:limit]
+    def candidate(self, whole_words: bool = False) -> Candidate:
+        """The text so far with its probabilities and scored ends; with `whole_words` as if it were closed here."""
+        gap = self._gap
+        limit = self._limit
+        if limit is None:
+            limit = self._whole_words() if whole_words else len(gap)
+        raw = gap[:limit]
+        ascii_only = raw.isascii()
 
         def chars(offset: int) -> int:
-            return len(raw[: max(offset, 0)].decode(errors="ignore"))
+            return max(offset, 0) if ascii_only else len(raw[: max(offset, 0)].decode(errors="ignore"))
 
         kept = [(p, chars(e)) for p, e in zip(self._probs, self._ends_at, strict=True) if 0 < e <= limit]
         return Candidate(
@@ -96,6 +98,12 @@ class GapText:
             offsets=tuple(e for _, e in kept),
             ends=tuple(End(chars(at), score, prob) for at, score, prob in self._ends if at <= limit),
         )
+
+    def _whole_words(self) -> int:
+        """The length without a word at the end that may be half written, unless it is all there is."""
+        gap = self._gap
+        whole = gap.rstrip(_WORD)
+        return len(whole) if whole.strip() else len(gap)
 
     @property
     def _gap(self) -> bytes:
@@ -141,7 +149,11 @@ _WORD = bytes(c for c in range(256) if chr(c).isalnum() or c == ord("_") or c >=
 def _stutter(text: bytes) -> int | None:
     """Where the first of the equal runs ends that the text ends with, if it does. One character again and again, as in
     a ruler or a number, is none, nor is what holds no word."""
+    if len(text) < STUTTER_BYTES:
+        return None
     for period in range(2, LONGEST_STUTTER + 1):
+        if text[-1 - period : -period] != text[-1:]:
+            continue
         run = text[-period:]
         times = max(STUTTERS, -(-STUTTER_BYTES // period))
         if text.endswith(run * times) and len(set(run)) > 1 and run.strip(_NO_WORD):

@@ -1,7 +1,7 @@
-"""Look-up proposals: code repeats itself, so what followed the last tokens before is likely to follow them again.
+"""Where proposals come from beside the model: what followed the last tokens elsewhere, and what was here before.
 
-Works on ids; knows neither text nor model. A proposal costs little, since a forward pass of a few rows is bound by
-reading the weights, and changes nothing when it is wrong, since the commit policy checks it.
+Knows no model. A proposal costs little, since a forward pass of a few rows is bound by reading the weights, and changes
+nothing when it is wrong, since the commit policy checks it.
 
 Source: prompt look-up decoding, speculative decoding without a draft model (Saxena 2023); here over both sides of the
 gap.
@@ -9,49 +9,82 @@ gap.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
 
-#: Tokens of each side that are looked through; indexing these takes less than a millisecond.
-BEFORE, AFTER = 2048, 512
+#: Tokens of each side that are looked through, and what stands between the sides: no id is so large.
+BEFORE, AFTER, BETWEEN = 2048, 512, chr(0x10FFFF)
 #: Places looked at, the latest first, and how far back each is compared.
 PLACES, LONGEST = 64, 16
-#: Tokens proposed at most. On 24 lines of the standard library, in one run each against no look-up: up to 8 tokens took
-#: 0.63 of the passes and 0.86 of the time, up to 4 took 0.66 and 0.81.
-MOST = 4
+#: Texts kept, one a place in a document, and how many characters before each have to be the same still.
+TEXTS, ANCHOR = 256, 256
 
 
 class Lookup:
     """The tokens around one gap and what has been written into it."""
 
-    def __init__(self, before: Sequence[int], after: Sequence[int]) -> None:
-        self._tokens: list[int] = []
-        self._places: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
-        for token in after[:AFTER]:
-            self.append(token)
-        self._tokens.append(-1)  # no match runs from one side to the other
-        for token in before[-BEFORE:]:
-            self.append(token)
+    def __init__(self, before: Sequence[int], after: Sequence[int], most: int) -> None:
+        """most: tokens proposed at most. On 24 lines of the standard library, in one run each against no look-up: up to
+        8 tokens took 0.63 of the passes and 0.86 of the time, up to 4 took 0.66 and 0.81."""
+        self._most = most
+        # A character an id: searching a string is many times faster than indexing a list. No match crosses the gap.
+        self._text = "".join(map(chr, after[:AFTER])) + BETWEEN + "".join(map(chr, before[-BEFORE:]))
 
     def append(self, token: int) -> None:
         """The next token of the text before the gap's end."""
-        self._tokens.append(token)
-        if len(self._tokens) > 1:
-            self._places[self._tokens[-2], token].append(len(self._tokens) - 1)
+        self._text += chr(token)
 
     def propose(self) -> tuple[int, ...]:
         """What followed the longest earlier occurrence of the last tokens, the latest of equals; () without one of two
         tokens."""
-        tokens = self._tokens
-        *earlier, here = self._places.get((tokens[-2], tokens[-1]), [-1]) if len(tokens) > 1 else [-1]
+        text, end = self._text, len(self._text) - 1
         best = length = 0
-        for place in reversed(earlier[-PLACES:]):
-            same = 2
-            while same < LONGEST and same <= place and tokens[place - same] == tokens[here - same]:
+        for _ in range(PLACES):
+            start = text.rfind(text[-2:], 0, end)
+            if start < 0:
+                break
+            end, same = start + 1, 2
+            while same < LONGEST and same <= end and text[end - same] == text[-1 - same]:
                 same += 1
             if same > length:
-                best, length = place, same
-        if not length:
-            return ()
-        following = tokens[best + 1 : best + 1 + min(MOST, length)]
-        return tuple(following[: following.index(-1)] if -1 in following else following)
+                best, length = end, same
+        following = text[best + 1 : best + 1 + min(self._most, length)]
+        return tuple(map(ord, following.partition(BETWEEN)[0]))
+
+
+class _Text(NamedTuple):
+    """What was written into a gap, and what stood before it."""
+
+    #: Characters before the gap, and the last of them.
+    length: int
+    anchor: str
+    text: str
+
+    def rest(self, before: str) -> str:
+        """What is left of the text where `before` is the old one with the text's beginning behind it; else ""."""
+        typed = len(before) - self.length
+        if 0 <= typed <= len(self.text) and before.endswith(self.anchor + self.text[:typed]):
+            return self.text[typed:]
+        return ""
+
+
+class LastTexts:
+    """The last text of each document's gap: who types on into it will most likely get its rest again."""
+
+    def __init__(self) -> None:
+        self._texts: OrderedDict[Hashable, _Text] = OrderedDict()
+
+    def keep(self, document: Hashable, before: str, text: str) -> None:
+        """Notes what was written behind `before`, the whole text before the gap. A longer one that begins with it is
+        not forgotten for it: the newer one may have been ended early."""
+        if text and not self.rest(document, before).startswith(text):
+            self._texts[document] = _Text(len(before), before[-ANCHOR:], text)
+            self._texts.move_to_end(document)
+            if len(self._texts) > TEXTS:
+                self._texts.popitem(last=False)
+
+    def rest(self, document: Hashable, before: str) -> str:
+        """What was written behind `before`, less what has been typed of it since; "" where something else was typed."""
+        last = self._texts.get(document)
+        return last.rest(before) if last else ""

@@ -1,15 +1,13 @@
 """Commit policies: what a denoise step makes final.
 
-They see a canvas and the unmask kernel's outputs, never a model. Row i of the outputs predicts slot frontier + i.
+They see a canvas and what the unmask kernel read off its rows, never a model. Row i predicts slot frontier + i.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from infill_kernels import Unmasked
-
-from infill_engine.core import Canvas
+from infill_engine.core import Canvas, Rows, agreement
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +19,9 @@ class VerifiedPolicy:
     Greedy verification as in speculative decoding (Leviathan et al. 2022, arXiv 2211.17192).
     """
 
-    def step(self, canvas: Canvas, outputs: Unmasked) -> Canvas:
-        predicted = outputs.token.tolist()
-        agreed = 0
-        while agreed < len(canvas.proposal) and predicted[agreed] == canvas.proposal[agreed]:
-            agreed += 1
+    def step(self, canvas: Canvas, rows: Rows) -> Canvas:
+        predicted = rows.token
+        agreed = agreement(canvas.proposal, predicted)
         after = canvas.commit(predicted[: min(agreed + 1, canvas.size - canvas.frontier)])
         if agreed < len(canvas.proposal):  # what stood to the right of a wrong token is worth nothing
             return after
@@ -39,9 +35,8 @@ class ConfidencePolicy:
 
     threshold: float = 0.9
 
-    def step(self, canvas: Canvas, outputs: Unmasked) -> Canvas:
-        predicted, probs = outputs.token.tolist(), outputs.prob.tolist()
+    def step(self, canvas: Canvas, rows: Rows) -> Canvas:
         count = 1
-        while count < len(predicted) and probs[count] >= self.threshold:
+        while count < len(rows) and rows.prob[count] >= self.threshold:
             count += 1
-        return canvas.commit(predicted[: min(count, canvas.size - canvas.frontier)])
+        return canvas.commit(rows.token[: min(count, canvas.size - canvas.frontier)])

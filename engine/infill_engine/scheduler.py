@@ -1,8 +1,9 @@
-"""One thread that owns the engine and divides its time, a step at a time, among the live requests.
+"""One thread that owns the engine and runs all live requests on it together, round by round.
 
-A request is a generator: each `next` is one bounded piece of work (a chunk of context encoded, or one denoise
-step) and may give an event to send. Between two steps anything can be ended, so cancelling costs at most one.
-The scheduler does not know what a step does, nor how events travel: it calls `emit` from its own thread.
+A request is a generator that yields what it needs of the model. Each round runs one denoise pass over all canvases that
+wait for one, whoever asked for them, and one step of encoding for one request that still encodes; so neither kind of
+work starves the other. Between two rounds requests come and go: cancelling costs at most one round. The scheduler does
+not know what a step does, nor how events travel: it calls `emit` from its own thread.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from msgspec.structs import replace
 
@@ -21,12 +22,24 @@ from infill_engine import protocol
 from infill_engine.fetch import Report
 from infill_engine.protocol import Candidate, Event, Final, Frame, InfillRequest, State
 
+if TYPE_CHECKING:  # they bring torch, which takes seconds to import
+    from infill_engine.core import Outcome, Pass
+
 log = logging.getLogger(__name__)
 
-#: Turns that go to more urgent requests before a waiting one gets one all the same.
+#: Rounds that go by urgency before one that goes by who has waited longest.
 PATIENCE = 3
+#: Rows of one pass at most, unless a single canvas has more: beyond some hundred a pass takes as long as two.
+PASS_ROWS = 256
 #: Documents whose contexts wait for idle time; of more the oldest is dropped.
 MAX_PRIMES = 8
+#: Passes without which a text is hardly worth showing: a request that would not get so many is told at once.
+LEAST_PASSES = 4
+
+#: How a request ends that was answered.
+ANSWERED = ("end", "limit", "deadline")
+
+_RANK = {"typed": 0, "explicit": 1, "speculation": 2}
 
 
 class Engine(Protocol):
@@ -40,13 +53,23 @@ class Engine(Protocol):
     def dtype(self) -> str: ...
     @property
     def cache_bytes(self) -> int: ...
+    @property
+    def encoded_tokens(self) -> int: ...
 
-    def infill(self, request: InfillRequest, started: float) -> Iterator[Candidate | Frame | Final | None]:
-        """The steps of one answer; the last event is a `Final`. `started`: `time.monotonic()` at receipt."""
+    def infill(
+        self, request: InfillRequest, started: float
+    ) -> Generator[Candidate | Frame | Final | Pass | None, Outcome | None, None]:
+        """One answer: its events, of which the last is a `Final`, and in between what it needs. A `Pass` is answered
+        with its `Outcome`, or with None to end it; None asks for one step of encoding, which the next `next` does.
+        `started`: `time.monotonic()` at receipt."""
         ...
 
-    def prime(self, request: InfillRequest) -> Iterator[None]:
-        """Steps that encode the contexts of `request` for the next one of its document."""
+    def prime(self, request: InfillRequest) -> Generator[None, None, None]:
+        """Encodes the contexts of `request` for the next one of its document; each yield asks for a step, as above."""
+        ...
+
+    def denoise(self, passes: Sequence[Pass]) -> Sequence[Outcome]:
+        """Runs passes of several requests as one."""
         ...
 
 
@@ -85,11 +108,17 @@ class Job:
     started: float
     #: Takes the events; None: a prime, which nobody listens to.
     emit: Callable[[Event], None] | None
-    steps: Iterator[Event | None] | None = None
-    passed_over: int = 0
-    #: Seconds its own steps have taken.
+    #: None before its first round.
+    steps: Generator[Event | Pass | None, Any, None] | None = None
+    #: The pass it waits for; None while it encodes.
+    wants: Pass | None = None
+    #: The round in which it last got on.
+    turn: int = 0
+    #: Seconds of the steps and passes it took part in, and how many there were of each.
     worked: float = 0.0
-    #: Set from outside: end at the next step boundary with this.
+    encoding_steps: int = 0
+    passes: int = 0
+    #: Set from outside: end before the next round with this.
     verdict: Final | None = None
 
     @property
@@ -100,14 +129,62 @@ class Job:
     def deadline(self) -> float:
         return self.started + self.request.deadline_ms / 1000
 
+    @property
+    def rank(self) -> int:
+        return _RANK[self.request.priority]
+
+    @property
+    def urgency(self) -> tuple[int, float]:
+        """The least goes first."""
+        return self.rank, self.deadline
+
     def end(self, verdict: Final) -> None:
         """Asks for the end; the first verdict stands."""
         self.verdict = self.verdict or verdict
 
     def timed(self, final: Final) -> Final:
-        """`final` with the time since receipt that went to others' steps."""
+        """`final` with the time since receipt that went to others' work."""
         queue_ms = max(0.0, time.monotonic() - self.started - self.worked) * 1000
         return replace(final, timing=replace(final.timing, queue_ms=queue_ms))
+
+
+class Pace:
+    """What work takes, as running means. A guess of 0 until measured: nobody is refused for what is not known."""
+
+    def __init__(self) -> None:
+        self._pass_s: dict[int, float] = {}
+        self._step_s = 0.0
+        self._steps = 0.0
+
+    def passed(self, rows: int, seconds: float) -> None:
+        """A pass took so long."""
+        key = rows.bit_length()
+        self._pass_s[key] = _mean(self._pass_s.get(key, 0.0), seconds)
+
+    def prepared(self, steps: int, seconds: float) -> None:
+        """A request took so many steps of encoding, of so long in all, to its first pass."""
+        self._steps += 0.2 * (steps - self._steps)
+        if steps:
+            self._step_s = _mean(self._step_s, seconds / steps)
+
+    def pass_s(self, rows: int) -> float:
+        """Seconds that a pass takes; where none of the size was measured, that of the next smaller one."""
+        sizes = [size for size in list(self._pass_s) if size <= rows.bit_length()]
+        return self._pass_s[max(sizes)] if sizes else 0.0
+
+    def wait_s(self, encoding: int, rows: int) -> float:
+        """Seconds until a new request has had `LEAST_PASSES`, where `encoding` others encode before it, and passes have
+        `rows` rows with it."""
+        steps = (encoding + 1) * self._steps
+        return steps * self._step_s + (steps + LEAST_PASSES) * self.pass_s(rows)
+
+
+def _mean(mean: float, new: float) -> float:
+    """A running mean's next value; the first measurement is taken as it is."""
+    return mean + 0.2 * (new - mean) if mean else new
+
+
+NO_MEMORY = Final("busy", "the engine's memory is full of what other requests use: ask again in a moment")
 
 
 class _Closing(BaseException):
@@ -133,6 +210,9 @@ class Scheduler:
         self._jobs: list[Job] = []
         self._closing = False
         self._active = time.monotonic()
+        self._rounds = 0
+        #: What work takes on this machine.
+        self.pace = Pace()
         self._thread = threading.Thread(target=self._run, name="infill-engine", daemon=True)
         #: None until the model is ready.
         self.engine: Engine | None = None
@@ -172,11 +252,12 @@ class Scheduler:
             for other in self._jobs:
                 if other.document == job.document:
                     other.end(Final("superseded"))
-            if refusal := self._refusal():
-                self._emit_final(job, refusal)
-            else:
+            refusal = self._refusal() or self._no_time(job)
+            if refusal is None:
                 self._jobs.append(job)
             self._wake.notify()
+        if refusal is not None:
+            self._emit_final(job, refusal)
         return job
 
     def prime(self, request: InfillRequest) -> None:
@@ -227,6 +308,20 @@ class Scheduler:
             return Final("busy", f"the engine has {self._max_live} requests already")
         return None
 
+    def _no_time(self, job: Job) -> Final | None:
+        """Why a new request would not get far enough before its deadline. Whoever is alone is always served."""
+        live = [other for other in self._jobs if other.emit and other.verdict is None]
+        if not live:
+            return None
+        encoding = sum(other.passes == 0 and other.urgency <= job.urgency for other in live)
+        rows = sum(wants.rows if (wants := other.wants) else 1 for other in live) + 1
+        wait_ms, left_ms = self.pace.wait_s(encoding, rows) * 1000, (job.deadline - time.monotonic()) * 1000
+        if wait_ms <= left_ms:
+            return None
+        return Final(
+            "busy", f"the engine has {len(live)} requests: another takes {wait_ms:.0f} ms, and has {left_ms:.0f} left"
+        )
+
     def _run(self) -> None:
         try:
             self.engine = engine = self._load(self._report)
@@ -238,8 +333,8 @@ class Scheduler:
             self._failed(self.phase.message)
             return
         self._enter(Phase("ready"))
-        while job := self._next_job():
-            self._step(engine, job)
+        while self._wait():
+            self._round(engine)
         for job in list(self._jobs):
             self._finish(job, job.verdict or Final("cancelled"))
 
@@ -253,62 +348,130 @@ class Scheduler:
             self.phase = phase
             self._active = time.monotonic()
 
-    def _next_job(self) -> Job | None:
-        """Waits for work and picks the most urgent; None once the scheduler is closed."""
+    def _wait(self) -> bool:
+        """Waits for work; False once the scheduler is closed."""
         with self._wake:
-            while not self._closing:
-                if job := self._pick():
-                    return job
+            while not self._jobs and not self._closing:
                 self._wake.wait()
-        return None
+            return not self._closing
 
-    def _pick(self) -> Job | None:
-        """Jobs to be ended, then infills by deadline (none passed over for ever), then the newest prime."""
-        for job in self._jobs:
+    def _round(self, engine: Engine) -> None:
+        """One pass for all canvases, one step for one that encodes. The most urgent go first, and every fourth round
+        those who waited longest; contexts are encoded ahead only where nobody waits."""
+        self._rounds += 1
+        by_urgency = self._rounds % (PATIENCE + 1) != 0
+        live = sorted(self._begin_round(engine), key=lambda job: job.urgency if by_urgency else (job.turn, 0.0))
+        canvases = [job for job in live if job.wants]
+        encoding = [job for job in live if not job.wants]
+        if canvases:
+            self._denoise(engine, _together(canvases))
+        if encoding and not (by_urgency and canvases and encoding[0].rank > canvases[0].rank):
+            self._encode(engine, encoding[0])
+        elif not any(job.emit for job in list(self._jobs)):
+            primes = [job for job in list(self._jobs) if not job.emit and not job.verdict]
+            if primes:
+                self._encode(engine, primes[-1])
+
+    def _begin_round(self, engine: Engine) -> list[Job]:
+        """Ends what is to end, lets new requests say what they need, and returns the requests that are live."""
+        for job in list(self._jobs):
             if job.verdict:
-                return job
-        infills = [job for job in self._jobs if job.emit]
-        if not infills:
-            return self._jobs[-1] if self._jobs else None
-        job = max(infills, key=lambda job: job.passed_over)
-        if job.passed_over < PATIENCE:
-            job = min(infills, key=lambda job: job.deadline)
-        for other in infills:
-            other.passed_over += 1
-        job.passed_over = 0
-        return job
+                self._finish(job, job.verdict)
+            elif job.emit and job.steps is None:
+                job.steps, job.turn = engine.infill(job.request, job.started), self._rounds
+                self._advance(job)
+                self._measure(job)
+            # It ends at the boundary between rounds that is next to its deadline.
+            half_s = self.pace.pass_s(job.wants.rows) / 2 if job.wants else 0.0
+            if job.steps and job.emit and time.monotonic() + half_s > job.deadline:
+                self._advance(job)
+        return [job for job in list(self._jobs) if job.steps and job.emit and not job.verdict]
 
-    def _step(self, engine: Engine, job: Job) -> None:
-        """One step of one job; a failing request ends alone, the engine lives on."""
-        if job.verdict:
-            self._finish(job, job.verdict)
-            return
+    def _denoise(self, engine: Engine, jobs: list[Job]) -> None:
+        """One pass for all of these, after which each goes on until it needs the next."""
+        failure = None
+        began = time.monotonic()
         try:
-            if job.steps is None:
-                job.steps = engine.infill(job.request, job.started) if job.emit else engine.prime(job.request)
-            began = time.monotonic()
-            event = next(job.steps)
-            job.worked += time.monotonic() - began
-        except StopIteration:
-            if job.emit:
-                log.error("a request ended without an answer")
-                self._finish(job, _failure("no answer"))
-            else:
-                self._finish(job, Final("end"))
+            outcomes = engine.denoise([job.wants for job in jobs if job.wants])
+        except MemoryError:
+            failure = NO_MEMORY
         except Exception as error:
             _log_failure(error)
-            self._finish(job, _failure(type(error).__name__))
-        else:
-            if isinstance(event, Final):
-                self._finish(job, job.timed(event))
+            failure = _failure(type(error).__name__)
+        if failure is not None:  # out here the error no longer holds what was in the pass
+            self._denoise_fewer(engine, jobs, failure)
+            return
+        seconds, rows = time.monotonic() - began, sum(job.wants.rows for job in jobs if job.wants)
+        self.pace.passed(rows, seconds)
+        if self._observer:
+            self._observer.stepped(len(jobs), rows, seconds)
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            job.worked += seconds
+            job.passes += 1
+            job.turn = self._rounds
+            self._advance(job, outcome)
+
+    def _denoise_fewer(self, engine: Engine, jobs: list[Job], failure: Final) -> None:
+        """After a pass that failed: where memory ran out, without the least urgent request, which ends; else each
+        alone, so that only the one at fault ends."""
+        if failure is not NO_MEMORY and len(jobs) > 1:
+            for job in jobs:
+                self._denoise(engine, [job])
+            return
+        least = max(jobs, key=lambda job: job.urgency)
+        self._finish(least, failure)
+        if rest := [job for job in jobs if job is not least]:
+            self._denoise(engine, rest)
+
+    def _encode(self, engine: Engine, job: Job) -> None:
+        """One step of encoding."""
+        if job.steps is None:  # a prime
+            job.steps = engine.prime(job.request)
+        began, before = time.monotonic(), engine.encoded_tokens
+        job.turn = self._rounds
+        job.encoding_steps += 1
+        self._advance(job)
+        self._measure(job)
+        if self._observer:
+            self._observer.encoded(engine.encoded_tokens - before, time.monotonic() - began)
+
+    def _measure(self, job: Job) -> None:
+        """Takes what a request's contexts needed into the pace, once they are there or it has ended."""
+        if job.emit and (job.wants or job.steps is None):
+            self.pace.prepared(job.encoding_steps, job.worked)
+
+    def _advance(self, job: Job, outcome: Outcome | None = None) -> None:
+        """Lets a job go on until it needs the model again, or has ended; its events go out."""
+        assert job.steps is not None
+        began = time.monotonic()
+        job.wants = final = None
+        try:
+            while isinstance(need := job.steps.send(outcome), Candidate | Frame):
+                outcome = None
+                if job.emit:
+                    job.emit(need)
+            if isinstance(need, Final):
+                final = need
+            else:
+                job.wants = need
+        except StopIteration:
+            final = _failure("no answer") if job.emit else Final("end")
+        except MemoryError:
+            final = NO_MEMORY
+        except Exception as error:
+            _log_failure(error)
+            final = _failure(type(error).__name__)
+        job.worked += time.monotonic() - began
+        if final is not None:
+            self._finish(job, job.timed(final))
+            if job.emit and final.reason in ANSWERED and job.request.priority != "speculation":
                 self.prime(job.request)
-            elif event is not None and job.emit:
-                job.emit(event)
 
     def _finish(self, job: Job, final: Final) -> None:
-        if isinstance(job.steps, Generator):
+        steps, job.steps, job.wants = job.steps, None, None
+        if steps is not None:
             try:
-                job.steps.close()
+                steps.close()
             except Exception as error:
                 _log_failure(error)
         with self._wake:
@@ -321,6 +484,18 @@ class Scheduler:
             job.emit(final)
             if self._observer:
                 self._observer.finished(job.request, final)
+
+
+def _together(jobs: Sequence[Job]) -> list[Job]:
+    """As many as fit into one pass, in order, and at least one."""
+    together: list[Job] = []
+    rows = 0
+    for job in jobs:
+        rows += job.wants.rows if job.wants else 0
+        if together and rows > PASS_ROWS:
+            break
+        together.append(job)
+    return together
 
 
 def _one_line(error: Exception) -> str:

@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+
+#: Products of a few rows gain nothing from threads, which beside a busy process wait for each other a hundredfold.
+torch.set_num_threads(1)
 
 
 @pytest.fixture

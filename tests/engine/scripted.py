@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 
 from infill_engine.protocol import Candidate, Final, Frame, InfillRequest
@@ -19,6 +19,7 @@ class ScriptedEngine:
     device = "cpu"
     dtype = "float32"
     cache_bytes = 12_345
+    encoded_tokens = 0
 
     def __init__(self, script: Callable[[InfillRequest], Steps]) -> None:
         self.script = script
@@ -35,10 +36,13 @@ class ScriptedEngine:
         finally:
             self.closed.set()
 
-    def prime(self, request: InfillRequest) -> Iterator[None]:
+    def prime(self, request: InfillRequest) -> Generator[None, None, None]:
         for _ in range(3):
             self.turns.append(("prime", request.document))
             yield
+
+    def denoise(self, passes: Sequence[object]) -> Sequence[object]:
+        raise AssertionError("no script asks for a pass")
 
 
 def ask(

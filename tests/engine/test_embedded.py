@@ -79,7 +79,7 @@ def test_a_prepared_file_that_was_cut_short_is_made_again(files, loaded):
 
 def ask(engine: Engine, **fields) -> str:
     request = InfillRequest(client="test", document="test", deadline_ms=60_000, **fields)
-    candidates = [e for e in engine.infill(request, time.monotonic()) if isinstance(e, Candidate)]
+    candidates = [e for e in engine.events(request, time.monotonic()) if isinstance(e, Candidate)]
     return candidates[-1].text
 
 

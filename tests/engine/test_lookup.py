@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from infill_engine.lookup import LONGEST, MOST, PLACES, Lookup
+from infill_engine.lookup import LONGEST, PLACES, Lookup
+
+MOST = 4
 
 tokens = st.lists(st.integers(0, 3), max_size=40)
 
@@ -26,7 +28,7 @@ def spelled_out(before: list[int], after: list[int]) -> tuple[int, ...]:
 
 @given(tokens, tokens, tokens)
 def test_proposes_what_followed_the_longest_latest_match(before, after, written):
-    lookup = Lookup(before, after)
+    lookup = Lookup(before, after, MOST)
     for token in written:
         lookup.append(token)
     known = before + written
@@ -35,7 +37,7 @@ def test_proposes_what_followed_the_longest_latest_match(before, after, written)
 
 
 def test_both_sides_are_looked_at():
-    assert Lookup([1, 2, 3, 4, 5, 6, 7, 9, 1, 2, 3], []).propose() == (4, 5, 6)
-    assert Lookup([2, 3], [1, 2, 3, 4, 5]).propose() == (4, 5)
-    assert Lookup([7], [1, 2]).propose() == ()
-    assert Lookup([], []).propose() == ()
+    assert Lookup([1, 2, 3, 4, 5, 6, 7, 9, 1, 2, 3], [], MOST).propose() == (4, 5, 6)
+    assert Lookup([2, 3], [1, 2, 3, 4, 5], MOST).propose() == (4, 5)
+    assert Lookup([7], [1, 2], MOST).propose() == ()
+    assert Lookup([], [], MOST).propose() == ()
