@@ -1,4 +1,4 @@
-"""The command `infill-engine`: serve, status, stop, fetch. Words for people and exit codes, no other logic.
+"""The command `infill-engine`: serve, status, top, stop, fetch. Words for people and exit codes, no other logic.
 
 Exit codes: 0 done, 1 a fault (one line on stderr), 2 wrong usage.
 """
@@ -73,6 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     serve.set_defaults(run=_serve)
     commands.add_parser("status", parents=[model], help="show what is running").set_defaults(run=_status)
+    top = commands.add_parser("top", parents=[model], help="watch what is running, once a second, until Ctrl-C")
+    top.add_argument("--once", action="store_true", help="print one frame and end")
+    top.set_defaults(run=_top)
     commands.add_parser("stop", parents=[model], help="finish live requests and end").set_defaults(run=_stop)
     commands.add_parser("fetch", help="download the embedded model's base weights").set_defaults(run=_fetch)
     return parser
@@ -126,7 +129,7 @@ def _status(options: argparse.Namespace) -> int:
     rows = {
         "model": status.model,
         "state": f"{state}: {status.message}" if status.message else state,
-        "device": f"{status.device} {status.dtype}".strip(),
+        "device": f"{status.device} {status.dtype} {status.kernels}".strip(),
         "process": f"{status.pid}, up {timedelta(seconds=round(status.uptime_s))}",
         "requests": f"{status.requests}, {status.live} live",
         "memory": f"{status.rss_bytes / 2**20:.0f} MiB, {status.cache_bytes / 2**20:.0f} MiB of them cached contexts",
@@ -137,6 +140,12 @@ def _status(options: argparse.Namespace) -> int:
         table.add_row(name, value)
     Console(highlight=False, markup=False).print(table)
     return 0
+
+
+def _top(options: argparse.Namespace) -> int:
+    from infill_engine import top
+
+    return top.watch(options.model, Console(highlight=False, markup=False), once=options.once)
 
 
 def _stop(options: argparse.Namespace) -> int:

@@ -75,6 +75,12 @@ class Metrics:
             ["source"],
             registry=registry,
         )
+        self._proposed = Counter(
+            "infill_proposed_tokens", "Tokens fed as proposals, by who proposed them.", ["source"], registry=registry
+        )
+        self._accepted = Counter(
+            "infill_accepted_tokens", "Of those the ones that proved right.", ["source"], registry=registry
+        )
         self._encoded = Counter(
             "infill_encoded_tokens", "Tokens of context encoded, ahead of need too.", registry=registry
         )
@@ -98,6 +104,9 @@ class Metrics:
         self._passes.inc(timing.steps)
         self._context.labels("encoded").inc(timing.encoded)
         self._context.labels("reused").inc(timing.reused)
+        for source in timing.proposed.__struct_fields__:
+            self._proposed.labels(source).inc(getattr(timing.proposed, source))
+            self._accepted.labels(source).inc(getattr(timing.accepted, source))
         if timing.steps:
             self._pace.observe(timing.committed / timing.steps)
 

@@ -163,6 +163,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     device: str = ""
     dtype: str = ""
+    #: Which kernels run on the device; "" where it is not known.
+    kernels: str = ""
     uptime_s: float = 0.0
     requests: int = 0
     #: Requests being answered, and documents whose context is being encoded ahead of need.

@@ -29,10 +29,10 @@ class Service:
         max_live: int = 64,
     ) -> None:
         self.stopped = asyncio.Event()
-        metrics = Metrics()
-        self.scheduler = Scheduler(load, observer=metrics, max_live=max_live)
+        self.metrics = Metrics()
+        self.scheduler = Scheduler(load, observer=self.metrics, max_live=max_live)
         config = EngineConfig(model="test", idle_exit_s=idle_exit_s, api_key=api_key)
-        self.app, self.tcp = create_apps(self.scheduler, config, metrics, self.stopped.set, error_exit_s)
+        self.app, self.tcp = create_apps(self.scheduler, config, self.metrics, self.stopped.set, error_exit_s)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Service]:
