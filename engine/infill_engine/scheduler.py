@@ -412,16 +412,24 @@ class Scheduler:
             self._advance(job, outcome)
 
     def _denoise_fewer(self, engine: Engine, jobs: list[Job], failure: Final) -> None:
-        """After a pass that failed: where memory ran out, without the least urgent request, which ends; else each
+        """After a pass that failed: where memory ran out, once the least urgent job has given back its own; else each
         alone, so that only the one at fault ends."""
-        if failure is not NO_MEMORY and len(jobs) > 1:
+        if failure is NO_MEMORY:
+            self._end_least_urgent()
+        elif len(jobs) == 1:
+            self._finish(jobs[0], failure)
+        else:
             for job in jobs:
                 self._denoise(engine, [job])
             return
-        least = max(jobs, key=lambda job: job.urgency)
-        self._finish(least, failure)
-        if rest := [job for job in jobs if job is not least]:
+        if rest := [job for job in jobs if job.wants]:
             self._denoise(engine, rest)
+
+    def _end_least_urgent(self) -> None:
+        """Ends one job for the memory it holds."""
+        holders = [job for job in list(self._jobs) if job.steps]
+        least = max(holders, key=lambda job: (job.emit is None, *job.urgency))
+        self._finish(least, least.timed(NO_MEMORY))
 
     def _encode(self, engine: Engine, job: Job) -> None:
         """One step of encoding."""
@@ -457,7 +465,9 @@ class Scheduler:
         except StopIteration:
             final = _failure("no answer") if job.emit else Final("end")
         except MemoryError:
-            final = NO_MEMORY
+            self._end_least_urgent()
+            if job.emit and job.verdict is None and job.steps:  # it was another: this one begins again
+                job.steps = None
         except Exception as error:
             _log_failure(error)
             final = _failure(type(error).__name__)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -17,9 +20,13 @@ from infill_engine.fake import FakeDenoiser
 from infill_engine.lookup import Lookup
 from infill_engine.policy import VerifiedPolicy
 from infill_engine.protocol import Candidate, Final, InfillRequest
+from infill_engine.scheduler import Scheduler
 from infill_engine.tokenizer import ByteCodec
+from scripted import wait_for
 
 CONFIG = EngineConfig(prefix_tokens=400, suffix_tokens=32, chunk_tokens=16)
+#: Text that never repeats itself.
+LONG = " ".join(str(i) for i in range(200))
 SEQUENTIAL = replace(CONFIG, proposal_tokens=0)
 
 
@@ -102,3 +109,281 @@ def test_requests_share_their_passes():
     events = together(Engine("fake", denoiser, ByteCodec(), SEQUENTIAL), requests, lambda live: live)
     assert [own[-2].text for own in events] == list(texts.values())
     assert denoiser.passes == len("some text") + 1
+
+
+# Through the scheduler.
+
+
+class Slow(FakeDenoiser):
+    """Its passes wait, once asked to, until they are let through; it fails on a text if told so."""
+
+    def __init__(self, *args, **options) -> None:
+        super().__init__(*args, **options)
+        self.entered, self.through = threading.Event(), threading.Event()
+        self.through.set()
+        self.poison: bytes | None = None
+
+    def denoise(self, canvases, contexts, states):
+        self.entered.set()
+        assert self.through.wait(5)
+        if any(self.poison is not None and self.poison in bytes(canvas.left[1:]) for canvas in canvases):
+            raise ValueError(self.poison)
+        return super().denoise(canvases, contexts, states)
+
+    def hold(self) -> None:
+        self.entered.clear()
+        self.through.clear()
+
+
+class Notes:
+    """An observer that writes down what it hears."""
+
+    def __init__(self) -> None:
+        self.finals: list[tuple[str, str]] = []
+        self.work: list[tuple[str, int]] = []
+
+    def finished(self, request: InfillRequest, final: Final) -> None:
+        self.finals.append((request.document, final.reason))
+        self.work.append((request.document, 0))
+
+    def stepped(self, canvases: int, rows: int, seconds: float) -> None:
+        self.work.append(("pass", canvases))
+
+    def encoded(self, tokens: int, seconds: float) -> None:
+        self.work.append(("encode", tokens))
+
+
+class Bench:
+    """A scheduler over a fake model."""
+
+    def __init__(self, table: dict[str, str], config: EngineConfig = SEQUENTIAL, **options) -> None:
+        self.denoiser = Slow(table, **options)
+        self.engine = Engine("fake", self.denoiser, ByteCodec(), config)
+        self.notes = Notes()
+        self.scheduler = Scheduler(lambda report: self.engine, observer=self.notes)
+
+    def __enter__(self) -> Bench:
+        self.scheduler.start()
+        wait_for(lambda: self.scheduler.phase.state == "ready")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.denoiser.through.set()
+        self.scheduler.close()
+        assert self.scheduler.join(5)
+
+    def submit(self, wanted: InfillRequest) -> Asked:
+        return Asked(self.scheduler, wanted)
+
+    def rest(self) -> None:
+        wait_for(lambda: not self.scheduler.live + self.scheduler.background)
+
+    @contextlib.contextmanager
+    def busy(self) -> Iterator[Asked]:
+        """Holds the thread in the middle of a pass of one request; what is submitted meanwhile joins after it."""
+        self.denoiser.hold()
+        first = self.submit(ask("first", head="first="))
+        assert self.denoiser.entered.wait(5)
+        self.notes.work.clear()
+        yield first
+        self.denoiser.through.set()
+
+
+class Asked:
+    """One submitted request."""
+
+    def __init__(self, scheduler: Scheduler, wanted: InfillRequest) -> None:
+        self._events: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self.job = scheduler.submit(wanted, self._events.put, time.monotonic())
+        self.text = ""
+
+    def final(self) -> Final:
+        while True:
+            event = self._events.get(timeout=5)
+            if isinstance(event, Candidate):
+                self.text = event.text
+            if isinstance(event, Final):
+                return event
+
+
+def test_what_comes_together_is_denoised_together():
+    texts = {f"{i}=": "some text"[i:] for i in range(5)}
+    with Bench({"first=": "x", **texts}) as bench:
+        with bench.busy() as first:
+            asked = [bench.submit(ask(str(i), head=f"{i}=")) for i in range(5)]
+        assert [one.final().reason for one in asked] == ["end"] * 5
+        assert [one.text for one in asked] == list(texts.values())
+        assert first.final().reason == "end"
+        assert bench.denoiser.passes <= len("some text") + 3
+        assert ("pass", 6) in bench.notes.work
+
+
+def test_a_cancelled_canvas_stops_within_a_pass_and_frees_its_memory():
+    with Bench({"long=": LONG, "first=": "x"}) as bench:
+        bench.submit(ask("d", head="short")).final()
+        bench.rest()
+        kept, passes = len(bench.denoiser.alive), bench.denoiser.passes
+        bench.denoiser.hold()
+        asked = bench.submit(ask("d", head="long="))
+        assert bench.denoiser.entered.wait(5)
+        bench.scheduler.cancel(asked.job)
+        bench.denoiser.through.set()
+        assert asked.final().reason == "cancelled"
+        bench.rest()
+        assert bench.denoiser.passes == passes + 1
+        assert len(bench.denoiser.alive) == kept
+
+
+def test_a_storm_of_cancelled_requests_leaves_no_work_behind():
+    wanted = ask("next", prefix="some text\n" * 4, head="next=")
+    with Bench({"next=": "done", "first=": "x"}) as alone:
+        alone.submit(wanted).final()
+    with Bench({"next=": "done", "first=": "x"}) as bench:
+        with bench.busy() as first:
+            storm = [bench.submit(ask(f"{i}", prefix=f"text {i}\n" * 40, head="=")) for i in range(60)]
+            storm += [bench.submit(ask("typed", prefix=f"text {i}\n" * 40, head="=")) for i in range(140)]
+            for one in storm:
+                bench.scheduler.cancel(one.job)
+            asked = bench.submit(wanted)
+        assert asked.final().reason == "end"
+        first.final()
+        assert {one.final().reason for one in storm} == {"cancelled", "superseded"}
+        # One step a chunk, one pass a byte and END: what it takes alone, beside the first one's two passes.
+        steps = [work for work in bench.notes.work if work[0] == "encode"]
+        own = [work for work in alone.notes.work if work[0] == "encode"]
+        assert steps[: len(own)] == own
+        assert bench.denoiser.passes <= alone.denoiser.passes + 2
+
+
+def test_encoding_and_passes_take_turns():
+    with Bench({"first=": LONG, "late=": "x"}, groups=3) as bench:
+        with bench.busy():
+            late = bench.submit(ask("late", prefix="some text\n" * 30, head="late="))
+        assert late.final().reason == "end"
+        kinds = "".join(kind[0] for kind, _ in bench.notes.work[: bench.notes.work.index(("late", 0))])
+        encoding = kinds[kinds.index("e") : kinds.rindex("e") + 1]
+        assert encoding.count("e") >= 3 * (300 // CONFIG.chunk_tokens)
+        assert "ee" not in encoding
+        assert "pp" not in encoding
+
+
+def test_the_typed_are_encoded_before_the_explicit_before_what_is_guessed_but_nobody_starves():
+    order = ("typed", "explicit", "speculation")
+    with Bench({"first=": "x"}) as bench:
+        with bench.busy():
+            asked = [
+                bench.submit(ask(name, priority=name, prefix=f"{name} text\n" * 20, head="="))
+                for name in reversed(order)
+            ]
+        for one in asked:
+            assert one.final().reason == "end"
+        ended = [document for document, _ in bench.notes.finals if document != "first"]
+        assert ended == list(order)
+    urgent = [ask(f"{i}", prefix=f"urgent {i}\n" * 20, head="=") for i in range(12)]
+    with Bench({"first=": "x"}) as bench:
+        with bench.busy():
+            guess = bench.submit(ask("guess", priority="speculation", prefix="guess\n" * 8, head="="))
+            typed = [bench.submit(wanted) for wanted in urgent]
+        for one in [*typed, guess]:
+            one.final()
+        ended = [document for document, _ in bench.notes.finals]
+        assert ended.index("guess") < len(ended) - 1
+
+
+def test_contexts_are_encoded_ahead_only_while_nobody_waits():
+    with Bench({"first=": "x", "=": "y"}) as bench:
+        with bench.busy():
+            bench.scheduler.prime(ask("ahead", prefix="old\n" * 30))
+            bench.scheduler.prime(ask("ahead", prefix="some text\n" * 30))
+            asked = bench.submit(ask("now", prefix="other text\n" * 10, head="="))
+        asked.final()
+        work = bench.notes.work[: bench.notes.work.index(("now", 0))]
+        assert 100 <= sum(tokens for kind, tokens in work if kind == "encode") <= 120
+        bench.rest()
+        before = bench.denoiser.encoded
+        assert bench.submit(ask("ahead", prefix="some text\n" * 30)).final().timing.reused >= 290
+        assert bench.denoiser.encoded == before
+
+
+def test_a_deadline_that_comes_while_others_are_served_ends_it_without_work():
+    with Bench({"first=": "x"}) as bench:
+        with bench.busy():
+            hurried = InfillRequest(client="c", document="hurried", prefix="some text\n" * 30, head="=", deadline_ms=1)
+            asked = bench.submit(hurried)
+            time.sleep(0.002)
+        final = asked.final()
+        assert final.reason == "deadline"
+        assert (final.timing.encoded, final.timing.steps) == (0, 0)
+
+
+def test_at_the_deadline_what_is_written_is_given():
+    with Bench({"long=": LONG}) as bench:
+        bench.denoiser.hold()
+        asked = bench.submit(InfillRequest(client="c", document="d", head="long=", max_tokens=250, deadline_ms=400))
+        assert bench.denoiser.entered.wait(5)
+        time.sleep(0.41)
+        bench.denoiser.through.set()
+        assert asked.final().reason == "deadline"
+        assert asked.text == "0"
+        assert bench.denoiser.passes == 1
+
+
+def test_who_has_no_time_is_told_at_once_unless_nobody_else_is_there():
+    with Bench({"first=": "x", "=": "y"}) as bench:
+        bench.scheduler.pace.passed(1, 3.0)
+        with bench.busy() as first:
+            refused = bench.submit(InfillRequest(client="c", document="d", head="=", deadline_ms=400)).final()
+            assert refused.reason == "busy"
+            assert refused.message.startswith("the engine has 1 requests: another takes 12000 ms, and has ")
+            patient = bench.submit(ask("patient", head="="))
+        assert first.final().reason == patient.final().reason == "end"
+        assert ("d", "busy") in bench.notes.finals
+
+
+def test_one_request_that_fails_in_a_shared_pass_ends_alone(caplog):
+    with Bench({"first=": "x", "good=": "y", "bad=": "z"}) as bench:
+        bench.denoiser.poison = b"bad="
+        with bench.busy():
+            good, bad = bench.submit(ask("good", head="good=")), bench.submit(ask("bad", head="bad="))
+        assert good.final().reason == "end"
+        assert bad.final().reason == "error"
+        assert good.text == "y"
+        assert "bad=" not in caplog.text
+
+
+def test_where_memory_runs_out_old_contexts_go_first():
+    with Bench({"=": "some text"}, room=700) as bench:
+        for i in range(8):
+            asked = bench.submit(ask(f"{i}", prefix=f"text {i}\n" * 30, head="="))
+            assert asked.final().reason == "end"
+            assert asked.text == "some text"
+            bench.rest()
+        assert bench.submit(ask("7", prefix="text 7\n" * 30, head="=")).final().timing.reused > 200
+
+
+def test_where_all_memory_is_in_use_one_ends_and_the_others_live_on():
+    table = {"first=": LONG, "=": LONG}
+    with Bench(table, room=800) as bench:
+        with bench.busy() as first:
+            asked = [
+                bench.submit(ask(f"{i}", prefix=f"text {i}\n" * 30, head="=", priority=priority, max_tokens=100))
+                for i, priority in enumerate(("typed", "typed", "explicit"))
+            ]
+        finals = [one.final() for one in (first, *asked)]
+        assert [final.reason for final in finals] == ["limit", "limit", "limit", "busy"]
+        assert finals[-1].message.startswith("the engine's memory is full")
+        bench.rest()
+        assert bench.submit(ask("2", prefix="text 2\n" * 30, head="=", max_tokens=100)).final().reason == "limit"
+
+
+def test_the_cache_never_holds_more_than_it_may_and_nothing_that_is_used_falls_out():
+    bound = 6_000
+    with Bench({"=": "x"}) as bench:
+        bench.engine._cache._max_bytes = bound
+        asked = [bench.submit(ask(f"{i}", prefix=f"text {i}\n" * 30, head="=")) for i in range(12)]
+        reasons = {one.final().reason for one in asked}
+        assert reasons <= {"end", "busy"}
+        assert "end" in reasons
+        bench.rest()
+        assert bench.engine.cache_bytes <= bound
+        assert all(entry.pins == 0 for entry in bench.engine._cache._entries.values())

@@ -14,7 +14,7 @@ from infill_engine.core import Canvas, Rows
 from infill_engine.engine import FIRST_SLOTS, MOST_SLOTS, Engine
 from infill_engine.fake import END_ID, MASK_ID, SINK_ID, FakeDenoiser
 from infill_engine.policy import ConfidencePolicy, VerifiedPolicy
-from infill_engine.protocol import Candidate, Final, Frame, InfillRequest
+from infill_engine.protocol import Candidate, Final, Frame, InfillRequest, Proposals
 from infill_engine.tokenizer import ByteCodec
 
 CONFIG = EngineConfig(prefix_tokens=400, suffix_tokens=32, chunk_tokens=16)
@@ -124,6 +124,82 @@ def test_the_confidence_policy_commits_a_run_of_sure_slots_and_always_the_first(
     assert after.committed == (0, 0, 1)
 
 
+LINES = "\n    alpha = beta\n    gamma = delta\n    return epsilon"
+
+
+@pytest.mark.parametrize("typed", [0, 1, 5, len("\n    alpha = beta"), len("\n    alpha = beta\n    ")])
+def test_who_types_the_completion_gets_its_rest_in_a_few_passes(typed):
+    """Also after the newline and its indentation, and when the line is whole."""
+    fields = {"max_lines": 8, "min_indent": 1}
+    engine, _ = build({"f():": LINES})
+    text, slow, _ = run(engine, request(head="f():", **fields))
+    assert text == LINES
+    *above, head = ("f():" + LINES[:typed]).split("\n")
+    text, fast, _ = run(engine, request(prefix="".join(line + "\n" for line in above), head=head, **fields))
+    assert text == LINES[typed:]
+    assert fast.timing.steps * 4 <= slow.timing.steps
+    assert fast.timing.accepted.last == fast.timing.proposed.last >= len(LINES[typed:]) - fast.timing.steps
+    assert (fast.timing.proposed.lookup, fast.timing.proposed.mask) == (0, 0)
+
+
+def test_who_types_something_else_gets_something_else():
+    engine, _ = build({"x =": " compute(first)", "x = so": "mething"})
+    assert run(engine, request(head="x ="))[0] == " compute(first)"
+    text, final, _ = run(engine, request(head="x = so"))
+    assert text == "mething"
+    assert final.timing.proposed == Proposals()
+
+
+def test_a_wrong_rest_is_dropped_for_look_up():
+    engine, _ = build({"=": "value + value", "= ": "valid + valid"})
+    run(engine, request(prefix="valid + valid\n", head="="))
+    engine._texts.keep(("c", "d"), "valid + valid\n= ", "value + value")
+    text, final, _ = run(engine, request(prefix="valid + valid\n", head="= "))
+    assert text == "valid + valid"
+    assert 0 < final.timing.accepted.last < final.timing.proposed.last
+    assert final.timing.accepted.lookup > 0
+
+
+def test_what_healing_took_back_is_proposed_too():
+    """The codec cuts before the word, so the gap's first tokens write its beginning again."""
+    codec = ByteCodec()
+    codec.last_piece = lambda text: text[len(text.rstrip("abcdefghijklmnopqrstuvwxyz")) :]
+    engine = Engine("fake", FakeDenoiser({"x = ": "compute(first)"}), codec, CONFIG)
+    assert run(engine, request(head="x = "))[0] == "compute(first)"
+    text, final, _ = run(engine, request(head="x = comp"))
+    assert text == "ute(first)"
+    assert final.timing.steps <= 2
+
+
+def test_counts_say_who_proposed_what():
+    line = "value = compute(first, second)"
+    engine, _ = build({"value =": line[7:]})
+    final = run(engine, request(prefix=line + "\n", head="value ="))[1]
+    assert final.timing.accepted.lookup > 15
+    engine, _ = build({"=": LONG[:40]}, lookahead=3)
+    final = run(engine, request(head="="))[1]
+    assert final.timing.accepted.mask > 20
+    assert final.timing.accepted.mask + final.timing.steps >= 40
+
+
+def test_candidates_stream_while_a_line_is_written():
+    engine, _ = build({"=": LONG[:60]})
+    text, _, events = run(engine, request(head="="))
+    texts = [event.text for event in events if isinstance(event, Candidate)]
+    assert len(texts) >= 6
+    assert texts == sorted(texts, key=len)
+    assert all(text.startswith(shorter) for shorter in texts)
+    assert all(shorter.endswith(" ") for shorter in texts[:-1])
+
+
+def test_the_text_after_the_gap_is_tokenised_once():
+    engine, _ = build({"f():": LINES})
+    segments, encode = [], engine._tokenizer.encode_segment
+    engine._tokenizer.encode_segment = lambda segment: segments.append(segment) or encode(segment)
+    run(engine, request(head="f():", suffix="\nalpha\nbeta\ngamma", max_lines=8))
+    assert [segments.count(segment) for segment in ("\nalpha", "\nbeta", "\ngamma")] == [1, 1, 1]
+
+
 def test_frames_show_the_canvas_as_it_was():
     engine, _ = build({"= ": "abc"}, lookahead=2)
     _, final, events = run(engine, request(head="= ", frames=True))
@@ -218,6 +294,20 @@ def test_the_window_moves_in_strides_as_a_file_grows():
         assert final.timing.encoded + final.timing.reused <= CONFIG.prefix_tokens + 2
         full += denoiser.encoded - before > CONFIG.prefix_tokens // 2
     assert 1 <= full <= 30
+
+
+def test_a_window_begins_at_a_definition():
+    """Where it begins within the file: at the least indented line near there that opens a block or follows a gap."""
+    file = "".join(f"    def method_{i}(self):\n        a = 1\n        b = 2\n\n" for i in range(40))
+    engine, _ = build({})
+    starts = []
+    for end in range(0, len(file), 60):
+        *above, head = file[:end].split("\n")
+        run(engine, request(prefix="".join(line + "\n" for line in above), head=head))
+        starts.append(bytes(t for line in engine._cache._entries["c", "d"].lines[:1] for t in line).decode())
+    late = [start.strip() for start in starts[10:]]
+    assert all(start.startswith("def method_") for start in late)
+    assert 2 < len(set(late)) < len(late) // 2
 
 
 def test_priming_takes_over_once_it_is_complete():

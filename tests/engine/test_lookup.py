@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from infill_engine.lookup import LONGEST, PLACES, Lookup
+from infill_engine.lookup import LONGEST, PLACES, TEXTS, LastTexts, Lookup
 
 MOST = 4
 
@@ -41,3 +41,38 @@ def test_both_sides_are_looked_at():
     assert Lookup([2, 3], [1, 2, 3, 4, 5], MOST).propose() == (4, 5)
     assert Lookup([7], [1, 2], MOST).propose() == ()
     assert Lookup([], [], MOST).propose() == ()
+
+
+@given(
+    st.text("ab\n", max_size=8),
+    st.text("ab\n", min_size=1, max_size=8),
+    st.integers(0, 8),
+    st.text("abc\n", max_size=3),
+)
+def test_the_rest_of_the_last_text_is_known_while_it_is_typed(before, text, typed, other):
+    texts = LastTexts()
+    texts.keep("d", before, text)
+    assert texts.rest("d", before + text[:typed]) == text[typed:]
+    assert texts.rest("other", before) == ""
+    if not text.startswith(other):
+        assert texts.rest("d", before + other) == ""
+    if before:
+        assert texts.rest("d", before[:-1]) == ""
+
+
+def test_a_text_that_was_ended_early_does_not_hide_the_longer_one_before_it():
+    texts = LastTexts()
+    texts.keep("d", "x = ", "compute(a, b)")
+    texts.keep("d", "x = c", "omp")
+    texts.keep("d", "x = c", "")
+    assert texts.rest("d", "x = co") == "mpute(a, b)"
+    texts.keep("d", "x = c", "all()")
+    assert texts.rest("d", "x = ca") == "ll()"
+    assert texts.rest("d", "x = co") == ""
+
+
+def test_only_so_many_texts_are_kept():
+    texts = LastTexts()
+    for i in range(TEXTS + 1):
+        texts.keep(i, "x", "y")
+    assert [bool(texts.rest(i, "x")) for i in (0, 1, TEXTS)] == [False, True, True]
