@@ -680,7 +680,7 @@ class Gateway:
             summary=f"Fills the gap between a prefix and a suffix, as {dialect.name}'s API does",
             handle=handle,
             body=dialect.body,
-            answers={JSON: dialect.answers, EVENT_STREAM: None},
+            answers={JSON: dialect.answers, EVENT_STREAM: dialect.answers},
             refusal=dialect.refusal,
             refuses=(500, 503),
         )

@@ -29,7 +29,7 @@ T = TypeVar("T")
 #: Bytes a request may have; the largest context that is of use is far smaller.
 MAX_BODY = 4 * 1024 * 1024
 
-JSON, EVENT_STREAM = "application/json", "text/event-stream"
+JSON, JSON_LINES, EVENT_STREAM = "application/json", "application/x-ndjson", "text/event-stream"
 
 
 class Refusal(Protocol):
@@ -61,7 +61,7 @@ class Endpoint:
     handle: Callable[[Request], Awaitable[Response]]
     #: The body's type, where it takes one.
     body: type | None = None
-    #: Media types of a good answer, and the type of its JSON (None: text).
+    #: Media types of a good answer, and the type of its JSON, of each message where it is a stream (None: text).
     answers: Mapping[str, Any] = field(default_factory=dict)
     status: int = 200
     #: How it refuses, and with which statuses; a guard adds its own.
@@ -204,11 +204,11 @@ def document(endpoints: Sequence[Endpoint], version: str, guard: Guard | None = 
 
 
 def _operation(endpoint: Endpoint, schema_of: Mapping[Any, Any], guard: Guard | None) -> dict[str, Any]:
+    refusal = schema_of[endpoint.refusal]
     content = {
-        media: {"schema": {"type": "string"} if kind is None else schema_of[kind]}
-        for media, kind in endpoint.answers.items()
+        media: {"schema": _schema(media, schema_of.get(kind), refusal)} for media, kind in endpoint.answers.items()
     }
-    refused = {JSON: {"schema": schema_of[endpoint.refusal]}}
+    refused = {JSON: {"schema": refusal}}
     keyed = guard is not None and bool(guard.key) and not endpoint.public
     statuses = {*endpoint.refuses, *([403] if guard else []), *([401] if keyed else [])}
     if endpoint.body:
@@ -225,6 +225,23 @@ def _operation(endpoint: Endpoint, schema_of: Mapping[Any, Any], guard: Guard | 
     if keyed:
         operation["security"] = [{"key": []}]
     return operation
+
+
+def _schema(media: str, message: Any, refused: Any) -> Any:
+    """The schema of an answer; of one event or line of a stream, which OpenAPI 3.1 has no word for."""
+    if media == JSON:
+        return message
+    text: dict[str, Any] = {"type": "string"}
+    if message is None:
+        return text
+    if media == EVENT_STREAM:
+        told = {"contentMediaType": JSON, "contentSchema": {"anyOf": [message, refused]}}
+        return {
+            "type": "object",
+            "required": ["data"],
+            "properties": {"data": {**text, "anyOf": [told, {"const": "[DONE]"}]}},
+        }
+    return {**text, "contentMediaType": JSON, "contentSchema": message}
 
 
 _MEANINGS = {

@@ -28,6 +28,7 @@ from infill_engine.compat import Gateway
 from infill_engine.config import EngineConfig
 from infill_engine.endpoints import (
     JSON,
+    JSON_LINES,
     Endpoint,
     Error,
     Guard,
@@ -39,7 +40,7 @@ from infill_engine.endpoints import (
     routes,
 )
 from infill_engine.metrics import Metrics
-from infill_engine.protocol import InfillRequest, ProtocolError, Status
+from infill_engine.protocol import Event, InfillRequest, ProtocolError, Status
 from infill_engine.scheduler import Scheduler
 
 #: Seconds for which an engine that could not load its model stays to say so; the next start tries again.
@@ -74,7 +75,7 @@ def create_apps(
     async def infill(request: Request) -> Response:
         started = time.monotonic()
         gap = await _read_gap(request)
-        return StreamingResponse(_lines(scheduler, gap, started), media_type="application/x-ndjson")
+        return StreamingResponse(_lines(scheduler, gap, started), media_type=JSON_LINES)
 
     async def prime(request: Request) -> Response:
         scheduler.prime(await _read_gap(request))
@@ -136,7 +137,7 @@ def create_apps(
             summary="Fills a gap; the answer is newline-delimited JSON, an event a line, the last one a Final",
             handle=infill,
             body=InfillRequest,
-            answers={"application/x-ndjson": None},
+            answers={JSON_LINES: Event},
         ),
         Endpoint(
             method="POST",

@@ -350,11 +350,11 @@ async def test_hanging_up_cancels(path: str, stream: bool) -> None:
     async with serving(endless).running() as service:
         await service.ready()
         call = post(service, path, body_of(path, "", "\nx", stream=stream))
-        await service.until(lambda: service.scheduler.live == 1)
-        call.hang_up()
-        await call.done()
         engine = service.scheduler.engine
         assert isinstance(engine, ScriptedEngine)
+        await service.until(lambda: len(engine.turns) > 1)
+        call.hang_up()
+        await call.done()
         assert await asyncio.to_thread(engine.closed.wait, 5)
         await service.until(lambda: service.scheduler.live == 0)
 

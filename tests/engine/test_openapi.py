@@ -68,7 +68,7 @@ def tcp(service: Service) -> Any:
 
 
 few = settings(
-    max_examples=12,
+    max_examples=20,
     deadline=None,
     derandomize=True,
     phases=(Phase.explicit, Phase.generate),
