@@ -106,7 +106,7 @@ def _serve(options: argparse.Namespace) -> int:
 
     if holder := process.serve(config, failed, listening):
         if config.http:
-            return _fail(f"{holder}, without --http: stop it first (`infill-engine stop`)", 1)
+            return _fail(f"{holder}, without --http: stop it first (`infill-engine stop --model {config.model}`)", 1)
         print(f"infill-engine: {holder}")
     return code
 

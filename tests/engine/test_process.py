@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import stat
@@ -13,7 +14,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpcore
 import pytest
@@ -323,6 +326,110 @@ def test_the_command_line_shows_and_stops_an_engine(engines: Engines, capsys: py
     assert capsys.readouterr().out == "infill-engine: no engine serves instant\n" * 2
 
 
+def url_of(engine: subprocess.Popen[str]) -> str:
+    """The URL that an engine prints once it listens."""
+    assert engine.stdout
+    found = re.fullmatch(r"infill-engine: serving (http://\S+)\n", engine.stdout.readline())
+    assert found
+    return found[1]
+
+
+def ask_tcp(url: str, method: str, body: object = None, **headers: str) -> tuple[int, Any]:
+    with httpcore.ConnectionPool() as pool:
+        content = None if body is None else json.dumps(body).encode()
+        response = pool.request(method, url, headers=headers, content=content)
+        return response.status, json.loads(response.content)
+
+
+@pytest.mark.process
+def test_other_plugins_are_served_where_asked_for(engines: Engines, capsys: pytest.CaptureFixture[str]) -> None:
+    engine = engines.start("instant", "--http", "127.0.0.1:0")
+    url = url_of(engine)
+    assert url.startswith("http://127.0.0.1:")
+    wait_for(lambda: state_of("instant") == "ready", 15)
+    status, answer = ask_tcp(f"{url}/v1/completions", "POST", {"prompt": "x =", "suffix": ""})
+    assert (status, answer["choices"][0]["text"]) == (200, "x =")
+    for path in ("/v1/stop", "/v1/infill", "/v1/prime"):
+        assert ask_tcp(url + path, "POST", {})[0] == 404
+    assert ask_tcp(f"{url}/health", "GET", host="example.com")[0] == 403
+    assert infill("instant", ask())[-1] == Final("end")
+    assert cli.main(["stop", "--model", "instant"]) == 0
+    assert engine.wait(5) == 0
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("way", ["file", "variable"])
+def test_a_key_is_asked_for_where_one_is_set(
+    engines: Engines, home: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    options = []
+    if way == "file":
+        (home / "key").write_text("s3cret\n")
+        options = ["--api-key-file", str(home / "key")]
+    else:
+        monkeypatch.setenv("INFILL_API_KEY", "s3cret")
+    url = url_of(engines.start("instant", "--http", "localhost:0", *options))
+    assert ask_tcp(f"{url}/v1/models", "GET")[0] == 401
+    assert ask_tcp(f"{url}/v1/models", "GET", authorization="Bearer s3cret")[0] == 200
+    assert state_of("instant")  # The socket asks for a uid, not for a key.
+
+
+@pytest.mark.process
+def test_a_port_that_is_taken_is_one_clear_line(engines: Engines, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        engine = engines.start("instant", "--http", f"127.0.0.1:{port}")
+        out, err = engine.communicate(timeout=15)
+    assert (engine.returncode, out) == (1, "")
+    assert f"cannot listen at 127.0.0.1 port {port} (Address already in use): choose another --http" in err
+    assert err.count("\n") == 1
+    assert not protocol.socket_path("instant").exists()
+
+
+@pytest.mark.process
+def test_an_engine_that_does_not_serve_plugins_is_to_be_stopped_first(engines: Engines) -> None:
+    engines.up("instant")
+    late = engines.start("instant", "--http", "127.0.0.1:0")
+    out, err = late.communicate(timeout=15)
+    assert (late.returncode, out) == (1, "")
+    assert "stop it first (`infill-engine stop --model instant`)" in err
+
+
+@pytest.mark.process
+def test_stopping_lets_requests_over_tcp_finish(engines: Engines) -> None:
+    engine = engines.start("brief", "--http", "127.0.0.1:0")
+    url = url_of(engine)
+    wait_for(lambda: state_of("brief") == "ready", 15)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(ask_tcp, f"{url}/v1/completions", "POST", {"prompt": "x = "})
+        wait_for(lambda: live_of("brief") == 1)
+        assert process.stop("brief") == "stopped"
+        status, answer = waiting.result(5)
+    assert (status, answer["choices"][0]["text"]) == (200, "first")
+
+
+@pytest.mark.process
+def test_hanging_up_over_tcp_cancels(engines: Engines) -> None:
+    url = url_of(engines.start("endless", "--http", "127.0.0.1:0"))
+    wait_for(lambda: state_of("endless") == "ready", 15)
+    host, port = url.removeprefix("http://").split(":")
+    body = json.dumps({"prompt": "x = ", "max_tokens": 9}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(head.encode() + body)
+        wait_for(lambda: live_of("endless") == 1)
+    wait_for((protocol.runtime_dir() / "closed").exists, 1)
+    wait_for(lambda: live_of("endless") == 0, 1)
+
+
+def live_of(model: str) -> int:
+    status = process.status(model)
+    assert status
+    return status.live
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -331,6 +438,13 @@ def test_the_command_line_shows_and_stops_an_engine(engines: Engines, capsys: py
         (["serve", "--threads", "-1"], "threads must be at least 0, not -1"),
         (["serve", "--idle-exit", "nan"], "idle_exit_s must be more than 0 seconds, not nan"),
         (["serve", "--model", ""], "model must not be empty"),
+        (["serve", "--http", "0.0.0.0:8012"], "http must be a loopback address and a port, such as 127.0.0.1:8012"),
+        (["serve", "--http", "example.com:8012"], "http must be a loopback address"),
+        (["serve", "--http", "127.0.0.1"], "http must be a loopback address and a port"),
+        (["serve", "--http", "127.0.0.1:99999"], "http must be a loopback address and a port"),
+        (["serve", "--http", "http://127.0.0.1:1/x"], "http must be a loopback address and a port"),
+        (["serve", "--api-key-file", "key"], "--api-key-file is for --http"),
+        (["serve", "--http", "[::1]:0", "--api-key-file", os.devnull], "holds no key"),
     ],
 )
 def test_wrong_usage_is_one_line_and_code_2(
