@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import anyio.from_thread
@@ -97,3 +98,8 @@ def test_a_document_names_what_every_client_needs(own: Any) -> None:
         "/v1/infill", "/v1/prime", "/v1/status", "/v1/stop", "/openapi.json",
     }  # fmt: skip
     assert document["components"]["schemas"]["InfillRequest"]["required"] == ["client", "document"]
+
+
+def test_every_endpoint_is_in_the_handbook(own: Any) -> None:
+    handbook = (Path(__file__).parents[2] / "docs/protocol.md").read_text(encoding="utf-8")
+    assert [path for path in own.raw_schema["paths"] if path not in handbook] == []
