@@ -6,16 +6,29 @@ kernel.
 
 from __future__ import annotations
 
+import argparse
+import multiprocessing
+import os
 import re
 import subprocess
+import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-#: Compute capabilities the kernels are built for: A100, L4 and RTX 40, H100 and H200, B200, RTX 50.
-CAPABILITIES = (80, 89, 90, 100, 120)
+#: Compute capabilities the kernels are built for, A100, L4 and RTX 40, H100 and H200, B200, RTX 50, and the bytes of
+#: shared memory that each gives a thread block (CUDA C++ Programming Guide, table of technical specifications).
+CAPABILITIES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+
+#: Modules with a function `variants()`.
+MODULES = ("attention_triton", "commit_triton", "pointwise_triton", "unmask_triton")
+
+#: Bytes of registers spilled a thread that a kernel may have: what stays in L1 and costs little.
+MOST_SPILLS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +110,60 @@ def _resources(cubin: bytes) -> dict[str, int]:
         command = [str(tool), "--dump-resource-usage", file.name]
         text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return {name: int(value) for name, value in re.findall(r"\b([A-Z]+):(\d+)", text)}
+
+
+def compile_all(
+    capabilities: Sequence[int], processes: int, sample: bool = False
+) -> Iterator[tuple[str, Variant, int, Cubin]]:
+    """(module, variant, capability, cubin) of every variant there is, compiled in so many processes.
+
+    sample: every variant for one capability, and every kernel for all of them.
+    """
+    jobs = []
+    for module in MODULES:
+        kernels: dict[Any, list[int]] = {}
+        for index, variant in enumerate(_variants(module)):
+            kernels.setdefault(variant.fn, []).append(index)
+        for indices in kernels.values():
+            turns = min(len(indices), len(capabilities))
+            jobs += [
+                (module, index, capability)
+                for place, index in enumerate(indices)
+                for turn, capability in enumerate(capabilities)
+                if not sample or place % len(capabilities) == turn % turns
+            ]
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for (module, index, capability), cubin in zip(jobs, pool.map(_compile_job, jobs), strict=True):
+            yield module, _variants(module)[index], capability, cubin
+
+
+def _variants(module: str) -> list[Variant]:
+    return list(import_module(f"infill_kernels.{module}").variants())
+
+
+def _compile_job(job: tuple[str, int, int]) -> Cubin:
+    module, index, capability = job
+    return compile_variant(_variants(module)[index], capability)
+
+
+def main() -> None:
+    """Prints the table of what the kernels take; exits with 1 where one takes more than a GPU has."""
+    parser = argparse.ArgumentParser(prog="python -m infill_kernels.compile", description=main.__doc__)
+    parser.add_argument("--capability", type=int, nargs="+", choices=CAPABILITIES, default=tuple(CAPABILITIES))
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--sample", action="store_true", help="each variant for one of them only")
+    options = parser.parse_args()
+    print(f"{'kernel':80} {'sm':>4} {'registers':>9} {'spills':>7} {'shared':>9}")
+    too_much = []
+    for module, variant, capability, cubin in compile_all(options.capability, options.processes, options.sample):
+        shared = f"{cubin.shared_bytes / 1024:.1f} KiB"
+        name = f"{module.removesuffix('_triton')}: {variant.name}"
+        print(f"{name:80} {capability:>4} {cubin.registers:>9} {cubin.spills:>7} {shared:>9}", flush=True)
+        if cubin.shared_bytes > CAPABILITIES[capability] or cubin.spills > MOST_SPILLS:
+            too_much.append(f"{name} for {capability}: {shared} of shared memory, {cubin.spills} bytes of spills")
+    if too_much:
+        sys.exit("too much for the GPU:\n" + "\n".join(too_much))
+
+
+if __name__ == "__main__":
+    main()

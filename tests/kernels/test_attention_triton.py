@@ -98,7 +98,7 @@ def test_refuses_what_it_would_misread():
 
 
 def torch_itself(case: Case) -> torch.Tensor:
-    """The same by torch's own attention in the pool's dtype, of dense copies: one canvas of LEFT tokens behind a context.
+    """The same by torch's own attention in the pool's dtype: a canvas of LEFT tokens behind a context, as dense copies.
     What is projected in the pass is rounded before it is turned."""
     (q, k, v, part, [(context_k, context_v)]), dtype = case.drawn[0], case.pool.keys.dtype
     positions, (n, m, t) = torch.tensor(part.positions), (len(q), len(k), len(context_k))
