@@ -37,12 +37,10 @@ MOST_TOKENS, MOST_LINES, MOST_DEADLINE_MS = 256, 32, 60_000
 #: Documents told apart at a time: these requests name none.
 DOCUMENTS = 8
 
-#: A prompt of a client that writes a model's own markers into it, as it knows no suffix.
-_MARKED = re.compile(r"<(\|?)fim_prefix\1>(.*)<\1fim_suffix\1>(.*)<\1fim_middle\1>", re.DOTALL)
-
 Tokens = Annotated[int, Meta(ge=1)]
 One = Annotated[int, Meta(ge=1, le=1)]
-Stop = str | list[str] | None
+Stops = Annotated[list[str], Meta(max_length=64)]
+Stop = str | Stops | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,11 +314,11 @@ class LlamaBody(Struct, frozen=True, kw_only=True):
     prompt: str = ""
     #: Tokens of the answer at most; 0: only encode what is sent; -1: as many as there may be.
     n_predict: int | None = None
-    n_indent: Annotated[int, Meta(ge=0)] | None = None
+    n_indent: Annotated[int, Meta(ge=0, le=1000)] | None = None
     #: Milliseconds, together counted from receipt.
     t_max_prompt_ms: int | None = None
     t_max_predict_ms: int | None = None
-    stop: list[str] | None = None
+    stop: Stops | None = None
     stream: bool | None = None
     #: Names of what is to be answered, `timings/prompt_n` for what is inside; all if there are none.
     response_fields: list[str] | None = None
@@ -453,9 +451,7 @@ class OpenAIBody(Struct, frozen=True, kw_only=True):
     logprobs: None = None
 
     def ask(self) -> Ask:
-        before, after = self.prompt, self.suffix
-        if after is None and (marked := _MARKED.fullmatch(before)):
-            _, before, after = marked.groups()
+        before, after = (self.prompt, self.suffix) if self.suffix is not None else _parts_of(self.prompt)
         return _plain_ask(before, after, self.max_tokens, self.stop)
 
 
@@ -744,6 +740,16 @@ async def _whole(parts: AsyncGenerator[Part, None]) -> tuple[str, Outcome]:
 def _event(message: Any) -> bytes:
     """A server-sent event (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
     return b"data: " + msgspec.json.encode(message) + b"\n\n"
+
+
+def _parts_of(prompt: str) -> tuple[str, str]:
+    """Prefix and suffix of a client that knows no suffix and writes markers of a model's own into its prompt."""
+    for bar in ("|", ""):
+        prefix, suffix, middle = (f"<{bar}fim_{part}{bar}>" for part in ("prefix", "suffix", "middle"))
+        if prompt.startswith(prefix) and prompt.endswith(middle):
+            before, _, after = prompt[len(prefix) : -len(middle)].partition(suffix)
+            return before, after
+    return prompt, ""
 
 
 def _plain_ask(before: str, after: str | None, max_tokens: int | None, stop: Stop) -> Ask:

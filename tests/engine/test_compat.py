@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from infill_engine.compat import DOCUMENTS, MOST_LINES, MOST_TOKENS, Ask, Reply
+from infill_engine.compat import DOCUMENTS, MOST_LINES, MOST_TOKENS, Ask, OpenAIBody, Reply
 from infill_engine.endpoints import MAX_BODY
 from infill_engine.gap import GapText
 from infill_engine.protocol import Candidate, End, Final, InfillRequest, Timing
@@ -266,6 +266,23 @@ async def test_zeds_prompt_with_markers_is_taken_apart() -> None:
     assert answer["usage"] == {"prompt_tokens": 40, "completion_tokens": 5, "total_tokens": 45}
 
 
+@pytest.mark.parametrize(
+    ("prompt", "suffix", "before", "after"),
+    [
+        ("<fim_prefix>a\nb<fim_suffix>c\n<fim_middle>", None, "a\nb", "c\n"),
+        ("<|fim_prefix|>a<|fim_middle|>", None, "a", ""),
+        ("<fim_prefix>a<|fim_suffix|>b<|fim_middle|>", None, "<fim_prefix>a<|fim_suffix|>b<|fim_middle|>", ""),
+        ("<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>", "", "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>", ""),
+        ("a<|fim_suffix|>b", None, "a<|fim_suffix|>b", ""),
+    ],
+)
+def test_markers_count_only_where_a_whole_prompt_is_made_of_them(
+    prompt: str, suffix: str | None, before: str, after: str
+) -> None:
+    ask = OpenAIBody(prompt=prompt, suffix=suffix).ask()
+    assert (ask.before, ask.after) == (before, after)
+
+
 async def test_openais_usage_comes_as_a_chunk_of_its_own_where_asked_for() -> None:
     async with serving(circle).running() as service:
         *_, usage, done = await streamed(
@@ -416,6 +433,7 @@ REFUSED = [
     b'{"prompt": "x", "max_tokens": 0}',
     b'{"prompt": "x", "max_tokens": 1e400}',
     b'{"prompt": "x", "stop": 7}',
+    b'{"prompt": "x", "stop": [' + b'"a",' * 100_000 + b'"b"]}',
     b'{"prompt": "x", "stream": "yes"}',
 ]
 
@@ -426,6 +444,12 @@ async def test_what_does_not_fit_is_refused_in_one_line(path: str, body: bytes) 
     call = post(serving(lines), path, body)
     assert await call.status() == 400
     assert_refusal(path, 400, await call.json())
+
+
+async def test_an_absurd_indentation_is_refused() -> None:
+    call = post(serving(lines), "/infill", {"input_prefix": "", "input_suffix": "", "n_indent": 10**15})
+    assert await call.status() == 400
+    await call.done()
 
 
 @pytest.mark.parametrize("field", ["n", "best_of", "echo", "logprobs"])

@@ -139,6 +139,21 @@ async def test_what_does_not_exist_is_refused_in_json(method: str, path: str, co
     assert not service.stopped.is_set()
 
 
+async def test_priming_is_taken_at_once_and_done_in_the_background() -> None:
+    async with serving(endless).running() as service:
+        await service.ready()
+        call = Call(service.app, "POST", "/v1/prime", protocol.encode(ask("later")))
+        assert await call.status() == 202
+        assert await call.json() == {}
+        engine = service.scheduler.engine
+        assert isinstance(engine, ScriptedEngine)
+        await service.until(lambda: ("prime", "later") in engine.turns)
+        assert service.scheduler.requests == 0
+        refused = Call(service.app, "POST", "/v1/prime", b'{"client": "c"}')
+        assert await refused.status() == 400
+        assert "document" in (await refused.json())["error"]
+
+
 async def test_status_tells_of_engine_and_requests() -> None:
     async with serving(endless).running() as service:
         await service.ready()
@@ -149,7 +164,9 @@ async def test_status_tells_of_engine_and_requests() -> None:
         assert await status.status() == 200
         told = protocol.decode_status(await status.body())
         assert told.rss_bytes > 1_000_000
-        assert msgspec.structs.replace(told, pid=0, uptime_s=0.0, version="", kernels="", rss_bytes=0) == protocol.Status(
+        assert msgspec.structs.replace(
+            told, pid=0, uptime_s=0.0, version="", kernels="", rss_bytes=0
+        ) == protocol.Status(
             version="",
             pid=0,
             state="ready",

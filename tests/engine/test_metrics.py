@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
+from pathlib import Path
 
 import pytest
-from infill_engine import protocol
+from infill_engine import models, protocol
+from infill_engine.config import EngineConfig
 from infill_engine.metrics import Metrics
 from infill_engine.protocol import Candidate, Final, InfillRequest, Proposals, Timing
 from infill_engine.top import Reading
@@ -120,3 +123,19 @@ async def test_the_engine_counts_why_requests_end_and_tells_nothing_of_them() ->
         reasons = {"superseded": 1, "cancelled": 1}
         await service.until(lambda: read(service.metrics).by("infill_requests_total", "reason") == reasons)
         assert "secret" not in await measured(service)
+
+
+async def test_a_real_engine_measures_its_passes_and_its_encoding(tmp_path: Path) -> None:
+    table = tmp_path / "table.json"
+    table.write_text(json.dumps({"x = ": "y + 1"}))
+    service = Service(lambda report: models.load(EngineConfig(model=f"fake:{table}", threads=1), report))
+    async with service.running():
+        await service.ready()
+        call = Call(service.app, "POST", "/v1/infill", protocol.encode(ask(head="x = ", deadline_ms=5000)))
+        assert await call.status() == 200
+        assert b'"end"' in await call.body()
+        await service.until(lambda: read(service.metrics).total("infill_requests_total") == 1)
+    found = read(service.metrics)
+    assert found.total("infill_step_seconds_count") == found.total("infill_request_passes_total") > 0
+    assert found.total("infill_encoded_tokens_total") >= found.by("infill_context_tokens_total", "source")["encoded"]
+    assert found.total("infill_committed_tokens_total") >= len("y + 1")
