@@ -10,13 +10,11 @@ from infill_kernels.attention import (
     Placed,
     Plan,
     Rope,
-    canvas_attention,
     plan,
     rotate,
-    rotate_and_store,
 )
 from infill_kernels.commit import ENDED, FULL, LIVE, CanvasState, EntropyBound, Rule, Threshold, Verified
-from infill_kernels.dispatch import Backend, backend, commit, unmask
+from infill_kernels.dispatch import Backend, backend, canvas_attention, commit, rotate_and_store, unmask
 from infill_kernels.unmask import Allowed, Head, Unmasked, logits
 
 __all__ = [

@@ -12,6 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from infill_kernels import attention
+from infill_kernels.attention import Plan, Rope
 from infill_kernels.commit import CanvasState, Rule
 from infill_kernels.unmask import Allowed, Head, Unmasked
 
@@ -60,3 +62,23 @@ def commit(
     else:
         from infill_kernels.commit import commit as chosen
     chosen(state, outputs, first, rows, ends, rule, noise)
+
+
+def rotate_and_store(qkv: Tensor, keys: Tensor, values: Tensor, plan: Plan, rope: Rope) -> Tensor:
+    """`infill_kernels.attention.rotate_and_store`."""
+    if backend(qkv.device) == "triton":
+        from infill_kernels.attention_triton import rotate_and_store as chosen
+    else:
+        from infill_kernels.attention import rotate_and_store as chosen
+    return chosen(qkv, keys, values, plan, rope)
+
+
+def canvas_attention(
+    q: Tensor, keys: Tensor, values: Tensor, plan: Plan, rope: Rope, *, scale: float, window: int | None = None
+) -> Tensor:
+    """`infill_kernels.attention.canvas_attention`."""
+    if backend(q.device) == "triton":
+        from infill_kernels import attention_triton
+
+        return attention_triton.canvas_attention(q, keys, values, plan, rope, scale=scale, window=window)
+    return attention.canvas_attention(q, keys, values, plan, rope, scale=scale, window=window)

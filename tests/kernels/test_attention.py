@@ -18,10 +18,9 @@ from infill_kernels import (
     Part,
     Placed,
     Rope,
-    canvas_attention,
     plan,
-    rotate_and_store,
 )
+from infill_kernels.attention import canvas_attention, rotate_and_store
 
 BASE = 10_000.0
 

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from infill_kernels import LEFT, OPEN, canvas_attention, plan, rotate_and_store
+from infill_kernels import LEFT, OPEN, plan
+from infill_kernels.attention import canvas_attention, rotate_and_store
 from test_attention import BASE, Case, canvas_shapes, spelled_out
 
 triton = pytest.importorskip("triton")
