@@ -11,11 +11,12 @@ prefix alone 2.15; the suffix as a block after the canvas, where it stands in th
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+import math
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from infill_kernels import (
@@ -67,70 +68,93 @@ DTYPES = ("fp32", "bf16", "int8")
 
 _MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 
-Linear = Callable[[Tensor], Tensor]
+
+class _Stack(Protocol):
+    """The layers as one function, in one serving type."""
+
+    def __call__(self, x: Tensor, plan: Plan, pool: KVPool, rope: Rope, first: int, end: int) -> Tensor:
+        """The residual stream [N, width] after layers `first` to `end` - 1; keys and values go into the pool."""
 
 
-class _Dense:
-    """x W^T in the weight's own dtype."""
+class _DenseStack:
+    """The layers in a floating type, by torch and the kernels that suit the device."""
 
-    def __init__(self, weight: Tensor) -> None:
-        self.weight = weight
+    def __init__(self, weights: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+        self._shape = shape
+        self._layers = []
+        for i in range(shape.layers):
+            q, k, v, output, gate, up, down = (weights[f"blk.{i}.{name}.weight"] for name in _MATRICES)
+            norms = (weights[f"blk.{i}.{name}.weight"] for name in ("attn_norm", "ffn_norm"))
+            matrices = (torch.cat([_scaled(q, shape), k, v]), output, torch.cat([gate, up]), down)
+            self._layers.append([tensor.to(device, dtype) for tensor in (*norms, *matrices)])
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight)
-
-
-class _Int8Rows:
-    """x W^T with int8 weights, a scale an output channel, and activations of two 7-bit terms with a scale a row.
-
-    A scale a row means that no row depends on what else is in the batch. Seven bits, because AVX2's multiply-add of
-    8-bit pairs saturates at 16 bits: with eight, a random product was off by 9 to 17%, with seven by 1.5 to 1.9%. Two
-    terms (the rounded activation, then what rounding left, as further rows of the same product), because one costs
-    quality that is not there to give: 1.801 nats a token in fp32, 1.931 with one term, 1.803 with two. A product of few
-    rows is bound by reading the weights, so the second term is nearly free where it matters, between key strokes.
-    """
-
-    _LEVELS = 63
-
-    def __init__(self, weight: Tensor) -> None:
-        scale = (weight.abs().amax(1) / 127).clamp(min=1e-8)
-        with warnings.catch_warnings():  # torch 2.13 announces the end of these tensors; the kernels have no other door
-            warnings.simplefilter("ignore")
-            zeros = torch.zeros(len(scale), dtype=torch.long)
-            quantised = torch.quantize_per_channel(weight, scale, zeros, 0, torch.qint8)
-            self._packed = torch.ops.quantized.linear_prepack(quantised, None)
-        self._product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
-
-    def __call__(self, x: Tensor) -> Tensor:
-        top = x.abs().amax(-1, keepdim=True).clamp_min_(1e-12)
-        # In place where it can be: at a few rows the calls cost more than the arithmetic.
-        n, scale = len(x), top.mul_(1 / self._LEVELS)
-        terms = x.new_empty(2 * n, x.shape[1])
-        rounded, rest = terms[:n], terms[n:]
-        torch.div(x, scale, out=rest)
-        torch.round(rest, out=rounded)
-        rest.sub_(rounded).mul_(2 * self._LEVELS)  # |rest| <= 1/2
-        out = self._product(terms, 1.0, self._LEVELS + 1, self._packed)
-        return cast(Tensor, out[:n].add_(out[n:], alpha=0.5 / self._LEVELS).mul_(scale))
-
-    @staticmethod
-    def available() -> bool:
-        """Whether this processor has kernels for it."""
-        return "x86" in torch.backends.quantized.supported_engines
+    def __call__(self, x: Tensor, plan: Plan, pool: KVPool, rope: Rope, first: int, end: int) -> Tensor:
+        shape = self._shape
+        for i in range(first, end):
+            attention_norm, ffn_norm, qkv_weight, output, gate_up, down = self._layers[i]
+            keys, values = pool.keys[i], pool.values[i]
+            qkv = F.linear(normed(x, attention_norm, shape), qkv_weight).view(len(x), -1, shape.head_size)
+            q = rotate_and_store(qkv, keys, values, plan, rope)
+            attended = canvas_attention(q, keys, values, plan, rope, scale=1.0)
+            x = x + F.linear(attended.view(len(x), -1), output)
+            gate, up = F.linear(normed(x, ffn_norm, shape), gate_up).chunk(2, -1)
+            x = x + F.linear(F.silu(gate) * up, down)
+        return x
 
 
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    attention_norm: Tensor
-    qkv: Linear
-    output: Linear
-    ffn_norm: Tensor
-    gate_up: Linear
-    down: Linear
+def normed(x: Tensor, weight: Tensor, shape: Shape) -> Tensor:
+    """RMSNorm of rows [N, width]."""
+    return F.rms_norm(x, (shape.width,), weight, shape.eps)
+
+
+def _scaled(q: Tensor, shape: Shape) -> Tensor:
+    """The query weights with the scale of the scores in them; 1/8 is exact in any floating type."""
+    return q / math.sqrt(shape.head_size)
+
+
+def quantised(weights: Mapping[str, Tensor], shape: Shape = SMOLLM2) -> dict[str, Tensor]:
+    """What an int8 model is made of: the layers and the head, by the names of `infill_kernels.cpu.Weights`."""
+    from infill_kernels.cpu import Int8Weight
+
+    def layers(*names: str) -> Iterator[Tensor]:
+        for i in range(shape.layers):
+            tensors = [weights[f"blk.{i}.{name}.weight"].float() for name in names]
+            yield torch.cat(
+                [_scaled(t, shape) if name == "attn_q" else t for name, t in zip(names, tensors, strict=True)]
+            )
+
+    parts: dict[str, Tensor] = {}
+    for name, members in {
+        "qkv": ("attn_q", "attn_k", "attn_v"),
+        "output": ("attn_output",),
+        "gate": ("ffn_gate",),
+        "up": ("ffn_up",),
+        "down": ("ffn_down",),
+    }.items():
+        rounded = [Int8Weight.of(weight) for weight in layers(*members)]
+        parts[name] = torch.from_numpy(np.stack([weight.values for weight in rounded]))
+        parts[f"{name}_scale"] = torch.from_numpy(np.stack([weight.scale for weight in rounded]))
+    for name, member in {"attention_norm": "attn_norm", "ffn_norm": "ffn_norm"}.items():
+        parts[name] = torch.stack(list(layers(member)))
+    head = Int8Weight.of(_embedding(weights))
+    parts["head"], parts["head_scale"] = torch.from_numpy(head.values), torch.from_numpy(head.scale)
+    parts["rows"] = _embedding(weights).half()
+    return {f"{INT8}{name}": tensor for name, tensor in parts.items()}
+
+
+#: Begins the names of the tensors that `quantised` makes.
+INT8 = "int8."
+
+
+def _embedding(weights: Mapping[str, Tensor]) -> Tensor:
+    """fp32. Until END is trained it is the base's own end of text, which the base puts where a file is over."""
+    embedding = weights["token_embd.weight"].to(torch.float32, copy=True)
+    embedding[END_ID] = embedding[SINK_ID]
+    return embedding
 
 
 class _KV:
-    """Keys (rotated at 0, 1, 2, ...) and values of one run of tokens, in pages of a pool that it gives back in the end."""
+    """Keys (rotated at 0, 1, 2, ...) and values of one run of tokens, in pages of a pool, to which they return."""
 
     def __init__(self, pool: KVPool) -> None:
         self.length = 0
@@ -176,49 +200,41 @@ class SmolDenoiser:
         device: str,
         shape: Shape = SMOLLM2,
         cache_bytes: int = 512 << 20,
+        threads: int = 1,
     ) -> None:
-        """weights: by their GGUF names, any floating type, q and k rows in half-split order; dtype: one of DTYPES;
-        cache_bytes: memory for the keys and values of all contexts and canvases."""
+        """weights: by their GGUF names, any floating type, q and k rows in half-split order, for int8 with what
+        `quantised` makes of them; dtype: one of DTYPES; cache_bytes: memory for the keys and values of all contexts and
+        canvases; threads: of one pass in int8 (the others use torch's)."""
         self._shape = shape
         self._device = torch.device(device)
         self._dtype = torch.bfloat16 if dtype == "bf16" else torch.float32
-        page_bytes = 2 * shape.layers * shape.kv_heads * PAGE * shape.head_size * self._dtype.itemsize
-        pages = max(4, cache_bytes // page_bytes)
-        self._pool = KVPool(shape.layers, shape.kv_heads, shape.head_size, pages, self._dtype, self._device)
         self._rope = Rope(shape.head_size, shape.rope_base, self._device)
-
-        def dense(weight: Tensor) -> Linear:
-            return _Int8Rows(weight.float()) if dtype == "int8" else _Dense(weight.to(self._device, self._dtype))
-
-        def norm(name: str) -> Tensor:
-            return weights[name].to(self._device, self._dtype)
-
-        def layer(i: int) -> _Layer:
-            q, k, v, output, gate, up, down = (weights[f"blk.{i}.{name}.weight"] for name in _MATRICES)
-            return _Layer(
-                attention_norm=norm(f"blk.{i}.attn_norm.weight"),
-                qkv=dense(torch.cat([q * shape.head_size**-0.5, k, v])),  # 1/8: exact in any floating type
-                output=dense(output),
-                ffn_norm=norm(f"blk.{i}.ffn_norm.weight"),
-                gate_up=dense(torch.cat([gate, up])),
-                down=dense(down),
-            )
-
-        self._layers = [layer(i) for i in range(shape.layers)]
-        self._norm = norm("output_norm.weight")
-        embedding = weights["token_embd.weight"].to(torch.float32, copy=True)
-        # Until END is trained it is the base's own end of text, which the base puts where a file is over.
-        embedding[END_ID] = embedding[SINK_ID]
-        banned = torch.zeros(shape.vocab, dtype=torch.bool, device=self._device)
+        self._norm = weights["output_norm.weight"].to(self._device, self._dtype)
+        banned = torch.zeros(shape.vocab, dtype=torch.bool)
         banned[:SPECIALS] = True
         banned[END_ID] = False
-        # Beside an int8 head the rows are only looked up, where bf16 is finer than the 4-bit weights they come from.
-        rows = torch.bfloat16 if dtype == "int8" else self._dtype
-        self.head = Head(
-            weight=embedding.to(self._device, rows),
-            banned=banned,
-            project=_Int8Rows(embedding) if dtype == "int8" else None,
-        )
+        self._stack: _Stack
+        if dtype == "int8":
+            from infill_kernels import cpu
+
+            team = cpu.Team(threads)
+            parts = {name: weights[f"{INT8}{name}"].numpy() for name in (*cpu.Weights._fields, "head", "head_scale")}
+            head = cpu.Int8Weight(parts.pop("head"), parts.pop("head_scale"))
+            stacked = cpu.Weights(**parts)
+            self._stack = cpu.Int8Stack(
+                stacked, shape.ffn, shape.heads, shape.kv_heads, shape.head_size, shape.eps, team
+            )
+            # The rows themselves are only looked up, and stay where they are mapped.
+            rows = weights[f"{INT8}rows"]
+            self.head = Head(rows, banned=banned, project=cpu.Int8Head(head, shape.vocab, team))
+        else:
+            self._stack = _DenseStack(weights, shape, self._dtype, self._device)
+            self.head = Head(_embedding(weights).to(self._device, self._dtype), banned=banned)
+        kept = torch.float16 if dtype == "int8" else self._dtype
+        sizes = (shape.layers, shape.kv_heads, shape.head_size)
+        page_bytes = 2 * math.prod(sizes) * PAGE * kept.itemsize
+        pages = max(4, cache_bytes // page_bytes)
+        self._pool = KVPool(*sizes, pages, kept, self._device, transposed=dtype == "int8")
 
     def encode(self, tokens: Sequence[int], kv: ContextKV | None) -> Generator[None, None, ContextKV]:
         own = cast(_KV, kv) if kv is not None else _KV(self._pool)
@@ -249,7 +265,7 @@ class SmolDenoiser:
             keep.append(frontier)
             after.append(known)
         of_pass = plan(parts, RIGHT_GATE, self._device)
-        hidden = self._normed(self._run(self._embed(tokens), of_pass, 0, self._shape.layers), self._norm)
+        hidden = normed(self._run(self._embed(tokens), of_pass, 0, self._shape.layers), self._norm, self._shape)
         for state in after:
             state.kv.length = len(state.tokens)
         rows = torch.split(hidden, [part.queries for part in parts])
@@ -276,20 +292,7 @@ class SmolDenoiser:
         return F.embedding(torch.tensor(tokens, device=self._device), self.head.weight).to(self._dtype)
 
     def _run(self, x: Tensor, of_pass: Plan, first: int, end: int) -> Tensor:
-        """The residual stream [N, width] after layers `first` to `end` - 1; keys and values go into the pool."""
-        shape = self._shape
-        for i in range(first, end):
-            layer, keys, values = self._layers[i], self._pool.keys[i], self._pool.values[i]
-            qkv = layer.qkv(self._normed(x, layer.attention_norm)).view(len(x), -1, shape.head_size)
-            q = rotate_and_store(qkv, keys, values, of_pass, self._rope)
-            attended = canvas_attention(q, keys, values, of_pass, self._rope, scale=1.0)
-            x = x + layer.output(attended.view(len(x), -1))
-            gate, up = layer.gate_up(self._normed(x, layer.ffn_norm)).chunk(2, -1)
-            x = x + layer.down(F.silu(gate) * up)
-        return x
-
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, (self._shape.width,), weight, self._shape.eps)
+        return self._stack(x, of_pass, self._pool, self._rope, first, end)
 
 
 def serving_dtype(wanted: str, device: str) -> str:
@@ -298,7 +301,16 @@ def serving_dtype(wanted: str, device: str) -> str:
     Raises `ModelError` for a type that this model or machine does not have.
     """
     if wanted == "auto":
-        return "bf16" if device != "cpu" else "int8" if _Int8Rows.available() else "fp32"
-    if wanted not in DTYPES or (wanted == "int8" and (device != "cpu" or not _Int8Rows.available())):
+        return "bf16" if device != "cpu" else "int8" if int8_available() else "fp32"
+    if wanted not in DTYPES or (wanted == "int8" and (device != "cpu" or not int8_available())):
         raise ModelError(f"the embedded model cannot be served in {wanted!r} on {device}: use auto, fp32 or bf16")
     return wanted
+
+
+def int8_available() -> bool:
+    """Whether this machine can serve in int8."""
+    try:
+        from infill_kernels import cpu
+    except ImportError:  # numba is not there, or not for this Python
+        return False
+    return cpu.available()

@@ -20,21 +20,22 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from infill_engine.core import ModelError
-from infill_engine.smollm import SMOLLM2, SPECIALS, Shape
+from infill_engine.smollm import INT8, SMOLLM2, SPECIALS, Shape, int8_available, quantised
 from infill_engine.tokenizer import BpeCodec
 
 #: Raised when what stands in a prepared file changes.
-_FORMAT = "1"
+_FORMAT = "2"
 
 
 def load(path: Path, prepared: Path) -> tuple[dict[str, Tensor], BpeCodec]:
-    """The weights by name, fp16, and the vocabulary: from `prepared` if it was made from the GGUF at `path`, otherwise
-    from the GGUF, and then `prepared` is written where it can be.
+    """The weights by name, and the vocabulary: from `prepared` if it was made from the GGUF at `path`, otherwise from
+    the GGUF, and then `prepared` is written where it can be. The weights are fp16 and, where this processor has the
+    kernels, also those that are served in int8; they are mapped, so what a model does not use costs no memory.
 
     Raises `ModelError` for a file that is not this model.
     """
     info = path.stat()
-    source = f"{_FORMAT} {info.st_size} {info.st_mtime_ns}"
+    source = f"{_FORMAT} {info.st_size} {info.st_mtime_ns} {int8_available()}"
     # Missing, cut short, or of another version: then it is made again.
     with contextlib.suppress(OSError, SafetensorError, KeyError, ValueError), safe_open(prepared, "pt") as file:
         facts = file.metadata()
@@ -42,6 +43,9 @@ def load(path: Path, prepared: Path) -> tuple[dict[str, Tensor], BpeCodec]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
             return tensors, BpeCodec(json.loads(facts["vocab"]), _pairs(json.loads(facts["merges"])), SPECIALS)
     tensors, vocab, merges = read_gguf(path)
+    if int8_available():
+        tensors |= quantised(tensors)
+    tensors = {name: tensor if name.startswith(INT8) else tensor.half() for name, tensor in tensors.items()}
     facts = {"source": source, "vocab": json.dumps(vocab), "merges": json.dumps(merges)}
     with contextlib.suppress(OSError, SafetensorError):  # a full disk or a read-only cache costs seconds a start only
         _save(tensors, facts, prepared)
@@ -51,14 +55,14 @@ def load(path: Path, prepared: Path) -> tuple[dict[str, Tensor], BpeCodec]:
 def read_gguf(path: Path, shape: Shape = SMOLLM2) -> tuple[dict[str, Tensor], list[str], list[str]]:
     """The weights by name, the vocabulary, and the merges as "left right".
 
-    fp16 holds the dequantised 4-bit weights to 11 bits. llama.cpp stores the rows of q and k in pairs (0, 1), (2, 3),
+    They are the 4-bit weights dequantised, fp32. llama.cpp stores the rows of q and k in pairs (0, 1), (2, 3),
     ... of each head for its rotary layout; they are put back into halves here. A wrong order costs 3 nats a token.
     Raises `ModelError` for a file that is not this model.
     """
     try:
         reader = gguf.GGUFReader(path)
         tensors = {
-            t.name: torch.from_numpy(np.array(gguf.dequantize(t.data, t.tensor_type), dtype=np.float16))
+            t.name: torch.from_numpy(np.array(gguf.dequantize(t.data, t.tensor_type), dtype=np.float32))
             for t in reader.tensors
         }
         for i in range(shape.layers):

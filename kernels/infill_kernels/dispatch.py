@@ -39,7 +39,9 @@ def unmask(
     noise: Tensor | None = None,
     soft: bool = False,
 ) -> Unmasked:
-    """`infill_kernels.unmask.unmask`. A head with its own projection is served by the reference."""
+    """`infill_kernels.unmask.unmask`. A head with its own projection is served by that, as far as it can."""
+    if head.project is not None and noise is None and not soft:
+        return head.project.unmask(hidden, head, temperature=temperature, allowed=allowed)
     if backend(hidden.device) == "triton" and head.project is None:
         from infill_kernels.unmask_triton import unmask as chosen
     else:

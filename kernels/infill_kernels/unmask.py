@@ -19,8 +19,9 @@ arXiv 2408.00118, section 2); entropy as log-sum-exp minus the mean logit, an id
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -36,6 +37,16 @@ class Allowed:
     row: Tensor
 
 
+class Projection(Protocol):
+    """Another form of a head's weight, with a product and an `unmask` of its own."""
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """hidden [N, D] -> fp32 logits [N, V] before the cap."""
+
+    def unmask(self, hidden: Tensor, head: Head, *, temperature: float, allowed: Allowed | None) -> Unmasked:
+        """`unmask` without noise and soft embedding."""
+
+
 @dataclass(frozen=True, slots=True)
 class Head:
     """A model's output layer as the kernel needs it."""
@@ -46,8 +57,8 @@ class Head:
     softcap: float | None = None
     #: bool [V], True where an id may never be produced; None: all may. Kept on the weight's device.
     banned: Tensor | None = None
-    #: hidden [N, D] -> fp32 logits [N, V] before the cap, where something serves faster than `weight` (an int8 copy).
-    project: Callable[[Tensor], Tensor] | None = None
+    #: Where something serves faster than `weight`, such as an int8 copy.
+    project: Projection | None = None
     #: bool [V] on the host, the ids that are not banned: sets are checked against it without waiting for the device.
     free: Tensor = field(init=False)
 

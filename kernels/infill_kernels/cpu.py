@@ -1,0 +1,1035 @@
+"""A decoder stack and its head on the CPU, each as one compiled call: int8 weights, 14-bit activations, fp16 KV.
+
+Knows tensors, nothing of models or text. At a few rows a pass is bound by reading the weights once, so all layers run
+in one call without an interpreter between them, and a team of threads shares each product by small chunks.
+
+    y = W x:   y_ro = s_r t_o sum_k X_rk W_ok        W int8, a scale t_o an output; X integers up to `LEVELS`, s_r a row
+
+Products of int8 with int16 accumulate in int32 exactly (127 * 8191 * 2048 < 2^31), so no row depends on what else is
+in its batch, nor on how a pass is cut: bit for bit. Eight-bit activations would be twice as fast at many rows and cost
+0.13 nats a token on code (1.80); these cost 0.002, and at few rows both wait for the weights.
+
+The loops are written as portable LLVM vectors: x86 turns the pairwise sums into `vpdpwssd` (VNNI) or `vpmaddwd`, others
+into what they have. Compiled at the first use on a machine (some seconds), then kept on disk by numba.
+
+Sources: RMSNorm (Zhang and Sennrich 2019, arXiv 1910.07467); SwiGLU (Shazeer 2020, arXiv 2002.05202); the attention is
+that of `infill_kernels.attention`; dynamic quantisation a row as in LLM.int8 (arXiv 2208.07339, section 2.1).
+"""
+
+# What is compiled here is typed by numba, whose integers and floats are not Python's.
+# mypy: disable-error-code="untyped-decorator,no-any-return,arg-type,return-value"
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import llvmlite.binding as llvm
+import numpy as np
+import numpy.typing as npt
+import torch
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+from torch import Tensor
+
+from infill_kernels.attention import PAGE, KVPool, Plan, Rope
+from infill_kernels.unmask import Allowed, Head, Unmasked, check_temperature
+
+#: The largest integer of a quantised activation.
+LEVELS = 8191
+#: Inputs of a product are padded to a multiple of this, outputs to a multiple of OUTS.
+LANES, OUTS = 32, 4
+#: Outputs a thread takes at a time, and vocabulary entries.
+CHUNK, HEAD_CHUNK = 48, 192
+#: Rows that share one read of keys and values in attention, and values of a head that are mixed at a time: twice as
+#: many where there are twice as many registers to hold them.
+TILE = 8
+SPAN = 32 if llvm.get_host_cpu_features().get("avx512f") else 16
+
+Array = npt.NDArray[Any]
+
+
+def available() -> bool:
+    """Whether this processor's vectors suit: x86 needs AVX2 and F16C, 64-bit ARM has all."""
+    triple, features = llvm.get_process_triple(), llvm.get_host_cpu_features()
+    return triple.startswith(("aarch64", "arm64")) or bool(features.get("avx2") and features.get("f16c"))
+
+
+class Int8Weight(NamedTuple):
+    """A matrix [O, K] as served; numba reads it as it is."""
+
+    #: int8 [O', K'], padded with zeros.
+    values: Array
+    #: float32 [O'], what one step of a row is worth.
+    scale: Array
+
+    @staticmethod
+    def of(weight: Tensor) -> Int8Weight:
+        """Rounds a matrix [O, K] of any floating type, a scale a row."""
+        outs, ins = weight.shape
+        assert ins <= 2**31 // (127 * LEVELS), "a sum could leave 32 bits"
+        exact = weight.float().numpy()
+        values = np.zeros((-(-outs // OUTS) * OUTS, -(-ins // LANES) * LANES), np.int8)
+        scale = np.zeros(len(values), np.float32)
+        scale[:outs] = np.maximum(np.abs(exact).max(1) / 127, 1e-12)
+        values[:outs, :ins] = np.rint(exact / scale[:outs, None])
+        return Int8Weight(values, scale)
+
+
+# Vectors. Each primitive takes raw addresses; `rows` rows share one read of the other operand.
+
+
+#: numba adds the builder's arguments itself, which its annotations do not say.
+_intrinsic: Any = intrinsic
+
+
+def _codegen(emit: Callable[..., Any]) -> Callable[..., Any]:
+    """numba's code generator from a function that writes LLVM: integers arrive as int64."""
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        wide = [
+            context.cast(builder, value, kind, types.int64) if isinstance(kind, types.Integer) else value
+            for value, kind in zip(values, signature.args, strict=True)
+        ]
+        result = emit(builder, *wide)
+        return context.get_dummy_value() if result is None else result
+
+    return codegen
+
+
+_I8, _I16, _I32, _I64, _F16, _F32 = (
+    ir.IntType(8),
+    ir.IntType(16),
+    ir.IntType(32),
+    ir.IntType(64),
+    ir.HalfType(),
+    ir.FloatType(),
+)
+_V16 = ir.VectorType(_F32, 16)
+
+
+def _i64(value: int) -> Any:
+    return ir.Constant(_I64, value)
+
+
+def _splat(b: Any, value: Any, lanes: int = 16) -> Any:
+    vector = ir.VectorType(value.type, lanes)
+    one = b.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(_I32, 0))
+    return b.shuffle_vector(one, one, ir.Constant(ir.VectorType(_I32, lanes), [0] * lanes))
+
+
+def _floats(value: float) -> Any:
+    return ir.Constant(_V16, [ir.Constant(_F32, value)] * 16)
+
+
+def _load(b: Any, kind: Any, lanes: int, address: Any, index: Any) -> Any:
+    pointer = b.gep(b.inttoptr(address, kind.as_pointer()), [index])
+    size = {_I8: 1, _I16: 2, _F16: 2, _F32: 4}[kind]
+    return b.load(b.bitcast(pointer, ir.VectorType(kind, lanes).as_pointer()), align=size)
+
+
+def _store(b: Any, kind: Any, lanes: int, value: Any, address: Any, index: Any) -> None:
+    pointer = b.gep(b.inttoptr(address, kind.as_pointer()), [index])
+    b.store(value, b.bitcast(pointer, ir.VectorType(kind, lanes).as_pointer()), align=2 if kind is _F16 else 4)
+
+
+def _call(b: Any, name: str, result: Any, *values: Any) -> Any:
+    kind = ir.FunctionType(result, [value.type for value in values])
+    return b.call(b.module.declare_intrinsic(name, (), kind), values)
+
+
+def _fma(b: Any, x: Any, y: Any, z: Any) -> Any:
+    return _call(b, "llvm.fma.v16f32", _V16, x, y, z)
+
+
+def _loop(b: Any, count: Any, step: int, starts: list[Any], body: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
+    """`for i in range(0, count, step)` with carried values, at least once around; returns them."""
+    entry, loop, done = b.block, b.append_basic_block("loop"), b.append_basic_block("done")
+    b.branch(loop)
+    b.position_at_end(loop)
+    i = b.phi(_I64)
+    i.add_incoming(_i64(0), entry)
+    carried = [b.phi(start.type) for start in starts]
+    for phi, start in zip(carried, starts, strict=True):
+        phi.add_incoming(start, entry)
+    after = body(i, carried)
+    following = b.add(i, _i64(step))
+    for phi, value in zip((i, *carried), (following, *after), strict=True):
+        phi.add_incoming(value, b.block)
+    b.cbranch(b.icmp_signed("<", following, count), loop, done)
+    b.position_at_end(done)
+    return after
+
+
+def _dot(rows: int) -> Any:
+    """out int32 [rows, OUTS] = x int16 [rows, k] w int8 [OUTS, k]^T; k a multiple of LANES."""
+    half = LANES // 2
+    even, odd = ([2 * i + first for i in range(half)] for first in (0, 1))
+    pick = [ir.Constant(ir.VectorType(_I32, half), lanes) for lanes in (even, odd)]
+    wide, sums = ir.VectorType(_I32, LANES), ir.VectorType(_I32, half)
+
+    def emit(b: Any, x: Any, x_stride: Any, w: Any, w_stride: Any, k: Any, out: Any) -> None:
+        def body(i: Any, carried: list[Any]) -> list[Any]:
+            column = [b.sext(_load(b, _I8, LANES, w, b.add(b.mul(w_stride, _i64(o)), i)), wide) for o in range(OUTS)]
+            after = []
+            for r in range(rows):
+                row = b.sext(_load(b, _I16, LANES, x, b.add(b.mul(x_stride, _i64(r)), i)), wide)
+                for o in range(OUTS):
+                    products = b.mul(row, column[o])
+                    pairs = b.add(*(b.shuffle_vector(products, products, lanes) for lanes in pick))
+                    after.append(b.add(carried[r * OUTS + o], pairs))
+            return after
+
+        totals = _loop(b, k, LANES, [ir.Constant(sums, [0] * half)] * (rows * OUTS), body)
+        pointer = b.inttoptr(out, _I32.as_pointer())
+        for i, total in enumerate(totals):
+            b.store(_call(b, f"llvm.vector.reduce.add.v{half}i32", _I32, total), b.gep(pointer, [_i64(i)]))
+
+    @_intrinsic
+    def dot(_: Any, x: Any, x_stride: Any, w: Any, w_stride: Any, k: Any, out: Any) -> Any:
+        return types.void(x, x_stride, w, w_stride, k, out), _codegen(emit)
+
+    return dot
+
+
+def _scores(rows: int) -> Any:
+    """out fp32 [rows, PAGE] = bias + q fp32 [rows, size] keys fp16 [size, PAGE]."""
+
+    def emit(b: Any, q: Any, q_stride: Any, keys: Any, size: Any, bias: Any, out: Any, out_stride: Any) -> None:
+        def body(i: Any, carried: list[Any]) -> list[Any]:
+            halves = [b.fpext(_load(b, _F16, 16, keys, b.add(b.mul(i, _i64(PAGE)), _i64(at))), _V16) for at in (0, 16)]
+            after = []
+            for r in range(rows):
+                value = b.load(b.gep(b.inttoptr(q, _F32.as_pointer()), [b.add(b.mul(q_stride, _i64(r)), i)]))
+                one = _splat(b, value)
+                after += [_fma(b, one, half, carried[2 * r + h]) for h, half in enumerate(halves)]
+            return after
+
+        totals = _loop(b, size, 1, [_splat(b, bias)] * (2 * rows), body)
+        for r in range(rows):
+            for h in range(2):
+                _store(b, _F32, 16, totals[2 * r + h], out, b.add(b.mul(out_stride, _i64(r)), _i64(16 * h)))
+
+    @_intrinsic
+    def scores(_: Any, q: Any, q_stride: Any, keys: Any, size: Any, bias: Any, out: Any, out_stride: Any) -> Any:
+        return types.void(q, q_stride, keys, size, types.float32, out, out_stride), _codegen(emit)
+
+    return scores
+
+
+def _mix(rows: int) -> Any:
+    """out fp32 [rows, SPAN] += p fp32 [rows, n] v fp16 [n, SPAN]; n >= 1."""
+    parts = range(0, SPAN, 16)
+
+    def emit(b: Any, p: Any, p_stride: Any, v: Any, v_stride: Any, n: Any, out: Any, out_stride: Any) -> None:
+        weights = b.inttoptr(p, _F32.as_pointer())
+
+        def body(i: Any, carried: list[Any]) -> list[Any]:
+            value = [b.fpext(_load(b, _F16, 16, v, b.add(b.mul(v_stride, i), _i64(at))), _V16) for at in parts]
+            after = []
+            for r in range(rows):
+                weight = _splat(b, b.load(b.gep(weights, [b.add(b.mul(p_stride, _i64(r)), i)])))
+                after += [_fma(b, weight, part, carried[r * len(parts) + j]) for j, part in enumerate(value)]
+            return after
+
+        where = [b.add(b.mul(out_stride, _i64(r)), _i64(at)) for r in range(rows) for at in parts]
+        starts = [_load(b, _F32, 16, out, at) for at in where]
+        for at, total in zip(where, _loop(b, n, 1, starts, body), strict=True):
+            _store(b, _F32, 16, total, out, at)
+
+    @_intrinsic
+    def mix(_: Any, p: Any, p_stride: Any, v: Any, v_stride: Any, n: Any, out: Any, out_stride: Any) -> Any:
+        return types.void(p, p_stride, v, v_stride, n, out, out_stride), _codegen(emit)
+
+    return mix
+
+
+@_intrinsic
+def _exp(_: Any, x: Any, n: Any, top: Any) -> Any:
+    """exp in place of n fp32 (a multiple of 16) less `top`, at most e^88; minus infinity gives exactly 0. Returns the
+    sum."""
+    return types.float32(x, n, types.float32), _codegen(_emit_exp)
+
+
+def _emit_exp(b: Any, x: Any, n: Any, top: Any) -> Any:
+    shift = _splat(b, top)
+    # exp(x) = 2^k e^f, |f| <= ln 2 / 2; Taylor to the sixth power is off by 1e-7 there.
+    coefficients = [1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0]
+
+    def body(i: Any, carried: list[Any]) -> list[Any]:
+        y = b.fsub(_load(b, _F32, 16, x, i), shift)
+        inside = b.fcmp_ordered(">", y, _floats(-87.0))
+        y = b.select(inside, y, _floats(-87.0))
+        y = b.select(b.fcmp_ordered("<", y, _floats(88.0)), y, _floats(88.0))
+        k = _call(b, "llvm.rint.v16f32", _V16, b.fmul(y, _floats(math.log2(math.e))))
+        f = _fma(b, k, _floats(-0.693359375), y)
+        f = _fma(b, k, _floats(0.693359375 - math.log(2)), f)
+        power = _floats(coefficients[0])
+        for coefficient in coefficients[1:]:
+            power = _fma(b, power, f, _floats(coefficient))
+        whole = b.fptosi(k, ir.VectorType(_I32, 16))
+        bits = b.shl(b.add(whole, _ints(127)), _ints(23))
+        value = b.select(inside, b.fmul(power, b.bitcast(bits, _V16)), _floats(0.0))
+        _store(b, _F32, 16, value, x, i)
+        return [b.fadd(carried[0], value)]
+
+    (total,) = _loop(b, n, 16, [_floats(0.0)], body)
+    return _call(b, "llvm.vector.reduce.fadd.v16f32", _F32, ir.Constant(_F32, 0.0), total)
+
+
+def _ints(value: int) -> Any:
+    return ir.Constant(ir.VectorType(_I32, 16), [value] * 16)
+
+
+@_intrinsic
+def _max(_: Any, x: Any, n: Any) -> Any:
+    """The largest of n fp32, a multiple of 16."""
+
+    def emit(b: Any, at: Any, count: Any) -> Any:
+        def body(i: Any, carried: list[Any]) -> list[Any]:
+            value = _load(b, _F32, 16, at, i)
+            return [b.select(b.fcmp_ordered(">", value, carried[0]), value, carried[0])]
+
+        (top,) = _loop(b, count, 16, [_floats(-math.inf)], body)
+        return _call(b, "llvm.vector.reduce.fmax.v16f32", _F32, top)
+
+    return types.float32(x, n), _codegen(emit)
+
+
+@_intrinsic
+def _half(_: Any, x: Any, out: Any, out_stride: Any, n: Any) -> Any:
+    """Rounds n fp32 to fp16, `out_stride` apart."""
+    return types.void(x, out, out_stride, n), _codegen(_emit_half)
+
+
+def _emit_half(b: Any, x: Any, out: Any, out_stride: Any, n: Any) -> None:
+    def body(i: Any, _: list[Any]) -> list[Any]:
+        value = b.load(b.gep(b.inttoptr(x, _F32.as_pointer()), [i]))
+        b.store(b.fptrunc(value, _F16), b.gep(b.inttoptr(out, _F16.as_pointer()), [b.mul(i, out_stride)]))
+        return []
+
+    _loop(b, n, 1, [], body)
+
+
+@_intrinsic
+def _atomic_add(_: Any, address: Any, value: Any) -> Any:
+    """Adds to an int64 and returns what was there."""
+
+    def emit(b: Any, at: Any, by: Any) -> Any:
+        return b.atomic_rmw("add", b.inttoptr(at, _I64.as_pointer()), by, "seq_cst")
+
+    return types.int64(address, value), _codegen(emit)
+
+
+@_intrinsic
+def _atomic_read(_: Any, address: Any) -> Any:
+    """An int64 that others change."""
+
+    def emit(b: Any, at: Any) -> Any:
+        return b.load_atomic(b.inttoptr(at, _I64.as_pointer()), "seq_cst", 8)
+
+    return types.int64(address), _codegen(emit)
+
+
+_dot4, _dot2, _dot1 = (_dot(rows) for rows in (4, 2, 1))
+_scores4, _scores2, _scores1 = (_scores(rows) for rows in (4, 2, 1))
+_mix4, _mix2, _mix1 = (_mix(rows) for rows in (4, 2, 1))
+_yield = types.ExternalFunction("sched_yield", types.int32())
+
+# What follows is compiled by numba. `nnan` but not `ninf`: masked scores are minus infinity.
+_FLAGS = {"contract", "reassoc", "nsz", "nnan"}
+_compiled = njit(nogil=True, fastmath=_FLAGS, cache=True, error_model="numpy")
+
+#: Phases of one layer in `_layers`.
+_PHASES = 10
+#: Turns a thread looks at a barrier before it offers the core to others.
+_SPINS = 2000
+
+
+@_compiled
+def _next(sync: Array, phase: int) -> int:
+    """The next piece of a phase's work that nobody has."""
+    return _atomic_add(sync.ctypes.data + 16 * phase, 1)
+
+
+@_compiled
+def _finish(sync: Array, phase: int) -> None:
+    """Says that a piece is done."""
+    _atomic_add(sync.ctypes.data + 16 * phase + 8, 1)
+
+
+@_compiled
+def _wait(sync: Array, phase: int, pieces: int) -> None:
+    """Waits until all pieces of a phase are done, whoever has them."""
+    spins = 0
+    while _atomic_read(sync.ctypes.data + 16 * phase + 8) < pieces:
+        spins += 1
+        if spins > _SPINS:
+            _yield()
+
+
+@_compiled
+def _quantise(y: Array, x: Array) -> float:
+    """Rounds a row y [K] to integers x int16 [K' >= K]; returns what one step is worth."""
+    top = np.float32(1e-12)
+    for i in range(len(y)):
+        top = max(top, abs(y[i]))
+    inverse = np.float32(LEVELS) / top
+    for i in range(len(y)):
+        x[i] = np.int16(math.floor(y[i] * inverse + np.float32(0.5)))
+    for i in range(len(y), len(x)):
+        x[i] = 0
+    return top / np.float32(LEVELS)
+
+
+@_compiled
+def _normed(x: Array, weight: Array, eps: float, y: Array) -> None:
+    """y = RMSNorm(x) * weight of one row."""
+    squares = np.float32(0.0)
+    for i in range(len(x)):
+        squares += x[i] * x[i]
+    factor = np.float32(1.0) / np.float32(math.sqrt(squares / np.float32(len(x)) + np.float32(eps)))
+    for i in range(len(x)):
+        y[i] = x[i] * factor * weight[i]
+
+
+@_compiled
+def _product(
+    x: Array, steps: Array, w: Array, scale: Array, first: int, end: int, outs: int, out: Array, at: int, add: bool
+) -> None:
+    """Columns [first, end) of x W^T, written (or added) to out[:, at:]; columns from `outs` on are padding."""
+    n, k = x.shape
+    sums = np.empty(4 * OUTS, np.int32)
+    row = 0
+    while row < n:
+        rows = 4 if row + 4 <= n else 2 if row + 2 <= n else 1
+        x_at = x.ctypes.data + 2 * row * k
+        for o in range(first, end, OUTS):
+            w_at = w.ctypes.data + o * k
+            if rows == 4:
+                _dot4(x_at, k, w_at, k, k, sums.ctypes.data)
+            elif rows == 2:
+                _dot2(x_at, k, w_at, k, k, sums.ctypes.data)
+            else:
+                _dot1(x_at, k, w_at, k, k, sums.ctypes.data)
+            for r in range(rows):
+                for i in range(min(OUTS, outs - o)):
+                    value = np.float32(sums[r * OUTS + i]) * (steps[row + r] * scale[o + i])
+                    column = at + o - first + i
+                    out[row + r, column] = out[row + r, column] + value if add else value
+        row += rows
+
+
+@_compiled
+def _turn(source: Array, out: Array, heads: int, size: int, table: Array, position: int) -> None:
+    """Rotates `heads` heads of a row to a position; source and out may be the same."""
+    half = size // 2
+    for h in range(heads):
+        for i in range(half):
+            cos, sin = table[0, position, i], table[1, position, i]
+            a, b = source[h * size + i], source[h * size + half + i]
+            out[h * size + i] = a * cos - b * sin
+            out[h * size + half + i] = b * cos + a * sin
+
+
+@_compiled
+def _keys_of_page(q: Array, count: int, size: int, keys: int, bias: float, scores: Array, column: int) -> None:
+    """scores[:count, column : column + PAGE], with a bias, of the first `count` rows of q and one page's keys."""
+    stride, row = scores.shape[1], 0
+    while row < count:
+        q_at = q.ctypes.data + 4 * row * size
+        out = scores.ctypes.data + 4 * (row * stride + column)
+        if row + 4 <= count:
+            _scores4(q_at, size, keys, size, bias, out, stride)
+            row += 4
+        elif row + 2 <= count:
+            _scores2(q_at, size, keys, size, bias, out, stride)
+            row += 2
+        else:
+            _scores1(q_at, size, keys, size, bias, out, stride)
+            row += 1
+
+
+@_compiled
+def _values_of_page(scores: Array, column: int, n: int, count: int, size: int, values: int, out: Array) -> None:
+    """out[:count] += scores[:count, column : column + n] times n rows of values [n, size]."""
+    stride, row = scores.shape[1], 0
+    while row < count:
+        rows = 4 if row + 4 <= count else 2 if row + 2 <= count else 1
+        p = scores.ctypes.data + 4 * (row * stride + column)
+        for at in range(0, size, SPAN):
+            to = out.ctypes.data + 4 * (row * size + at)
+            if rows == 4:
+                _mix4(p, stride, values + 2 * at, size, n, to, size)
+            elif rows == 2:
+                _mix2(p, stride, values + 2 * at, size, n, to, size)
+            else:
+                _mix1(p, stride, values + 2 * at, size, n, to, size)
+        row += rows
+
+
+@_compiled
+def _columns(p: Any, canvas: int) -> int:
+    """Columns of scores that a canvas needs: whole pages of its contexts and of itself."""
+    count = 0
+    for s in range(p.context_start[canvas], p.context_start[canvas + 1]):
+        if p.context_end[s] > p.context_first[s]:
+            count += (p.context_end[s] - 1) // PAGE - p.context_first[s] // PAGE + 1
+    first = p.own_at[canvas]
+    end = first + p.token_start[canvas + 1] - p.token_start[canvas]
+    return PAGE * (count + (end - 1) // PAGE - first // PAGE + 1)
+
+
+@_compiled
+def _attend(
+    p: Any,
+    canvas: int,
+    first_row: int,
+    rows: int,
+    group: int,
+    size: int,
+    q: Array,
+    keys: int,
+    values: int,
+    page_stride: int,
+    table: Array,
+    bias_right: float,
+    here: Array,
+    turned: Array,
+    scores: Array,
+    totals: Array,
+    mixed: Array,
+) -> None:
+    """Attention of `rows` queries of a canvas and the `group` query heads of one key head, into `mixed`
+    [rows * group, size]. q: [rows, group * size]; keys, values: addresses of the key head in page 0; page_stride:
+    bytes from page to page."""
+    count = rows * group
+    for r in range(rows):
+        for h in range(group):
+            here[r * group + h, :size] = q[r, h * size : (h + 1) * size]
+    column = 0
+    for s in range(p.context_start[canvas], p.context_start[canvas + 1]):
+        first, end, back = p.context_first[s], p.context_end[s], p.context_back[s]
+        if end <= first:
+            continue
+        queries = here
+        if back > 0:
+            for r in range(count):
+                _turn(here[r], turned[r], 1, size, table, back)
+            queries = turned
+        began = column
+        for tile in range(first // PAGE, (end - 1) // PAGE + 1):
+            page = np.int64(p.pages[p.context_page[s] + tile])
+            _keys_of_page(queries, count, size, keys + page * page_stride, p.context_bias[s], scores, column)
+            column += PAGE
+        low, high = began + first % PAGE, column - (PAGE - 1 - (end - 1) % PAGE)
+        for r in range(rows):
+            hidden = p.context_block[s] != 0 and p.branch[p.query_token[first_row + r]] != 0
+            for h in range(r * group, (r + 1) * group):
+                scores[h, began : column if hidden else low] = -np.inf
+                scores[h, high:column] = -np.inf
+    token, end = p.token_start[canvas], p.token_start[canvas + 1]
+    own = p.own_at[canvas]
+    began = column
+    for tile in range(own // PAGE, (own + end - token - 1) // PAGE + 1):
+        page = np.int64(p.pages[p.own_page[canvas] + tile])
+        _keys_of_page(here, count, size, keys + page * page_stride, np.float32(0.0), scores, column)
+        column += PAGE
+    outside = token - own % PAGE
+    for r in range(rows):
+        i = p.query_token[first_row + r]
+        for j in range(began, column):
+            t = outside + j - began
+            sees = False
+            if token <= t < end:
+                sees = p.enter[t] <= p.enter[i] < p.leave[t] or (p.group[i] > 0 and p.group[t] == p.group[i])
+            gate = np.float32(bias_right) if sees and p.position[t] > p.position[i] else np.float32(0.0)
+            for h in range(r * group, (r + 1) * group):
+                scores[h, j] = scores[h, j] + gate if sees else -np.float32(np.inf)
+    for h in range(count):
+        row = scores.ctypes.data + 4 * h * scores.shape[1]
+        totals[h] = _exp(row, column, _max(row, column))
+        mixed[h, :size] = np.float32(0.0)
+    column = 0
+    for s in range(p.context_start[canvas], p.context_start[canvas + 1]):
+        first, end = p.context_first[s], p.context_end[s]
+        if end <= first:
+            continue
+        for tile in range(first // PAGE, (end - 1) // PAGE + 1):
+            low, high = max(first - tile * PAGE, 0), min(end - tile * PAGE, PAGE)
+            at = values + np.int64(p.pages[p.context_page[s] + tile]) * page_stride + 2 * low * size
+            _values_of_page(scores, column + low, high - low, count, size, at, mixed)
+            column += PAGE
+    first, end = own, own + p.token_start[canvas + 1] - token
+    for tile in range(first // PAGE, (end - 1) // PAGE + 1):
+        low, high = max(first - tile * PAGE, 0), min(end - tile * PAGE, PAGE)
+        at = values + np.int64(p.pages[p.own_page[canvas] + tile]) * page_stride + 2 * low * size
+        _values_of_page(scores, column + low, high - low, count, size, at, mixed)
+        column += PAGE
+    for h in range(count):
+        inverse = np.float32(1.0) / totals[h]
+        for i in range(size):
+            mixed[h, i] *= inverse
+
+
+# A stage is one phase, whose pieces the threads share. It ends when its work is done, not when all threads have come:
+# one that starts late, or lost its core, joins where the others are, and who begins alone does not wait for it. With
+# barriers of all threads instead, a pass took 2 to 4 times as long beside two busy processes on two cores.
+
+
+@_compiled
+def _quantise_rows(sync: Array, phase: int, y: Array, x: Array, steps: Array) -> None:
+    """x, steps = y as integers."""
+    r = _next(sync, phase)
+    while r < len(y):
+        steps[r] = _quantise(y[r], x[r])
+        _finish(sync, phase)
+        r = _next(sync, phase)
+    _wait(sync, phase, len(y))
+
+
+@_compiled
+def _normed_rows(
+    sync: Array, phase: int, x: Array, weight: Array, eps: float, row: Array, out: Array, steps: Array
+) -> None:
+    """out, steps = RMSNorm(x) as integers; `row` is room for one."""
+    r = _next(sync, phase)
+    while r < len(x):
+        _normed(x[r], weight, eps, row)
+        steps[r] = _quantise(row, out[r])
+        _finish(sync, phase)
+        r = _next(sync, phase)
+    _wait(sync, phase, len(x))
+
+
+@_compiled
+def _product_columns(
+    sync: Array, phase: int, x: Array, steps: Array, w: Array, scale: Array, out: Array, add: bool
+) -> None:
+    """out = x W^T, or out += x W^T."""
+    o = _next(sync, phase) * CHUNK
+    while o < out.shape[1]:
+        _product(x, steps, w, scale, o, min(o + CHUNK, len(scale)), out.shape[1], out, o, add)
+        _finish(sync, phase)
+        o = _next(sync, phase) * CHUNK
+    _wait(sync, phase, (out.shape[1] + CHUNK - 1) // CHUNK)
+
+
+@_compiled
+def _gated_columns(
+    sync: Array,
+    phase: int,
+    x: Array,
+    steps: Array,
+    gate_w: Array,
+    gate_scale: Array,
+    up_w: Array,
+    up_scale: Array,
+    gate: Array,
+    up: Array,
+) -> None:
+    """gate = silu(x W_gate^T) * (x W_up^T)."""
+    n, ffn = gate.shape
+    e = np.zeros(CHUNK, np.float32)
+    o = _next(sync, phase) * CHUNK
+    while o < ffn:
+        end, count = min(o + CHUNK, len(gate_scale)), min(CHUNK, ffn - o)
+        _product(x, steps, gate_w, gate_scale, o, end, ffn, gate, o, False)
+        _product(x, steps, up_w, up_scale, o, end, ffn, up, o, False)
+        for r in range(n):
+            for i in range(count):
+                e[i] = -gate[r, o + i]
+            _exp(e.ctypes.data, CHUNK, np.float32(0.0))
+            for i in range(count):
+                gate[r, o + i] = gate[r, o + i] / (np.float32(1.0) + e[i]) * up[r, o + i]
+        _finish(sync, phase)
+        o = _next(sync, phase) * CHUNK
+    _wait(sync, phase, (ffn + CHUNK - 1) // CHUNK)
+
+
+@_compiled
+def _store_rows(
+    sync: Array,
+    phase: int,
+    p: Any,
+    qkv: Array,
+    heads: int,
+    kv_heads: int,
+    size: int,
+    table: Array,
+    keys: int,
+    values: int,
+    page_bytes: int,
+) -> None:
+    """Rotates queries and keys, and writes keys and values as fp16 into the layer's pages at `keys` and `values`."""
+    r = _next(sync, phase)
+    while r < len(qkv):
+        _turn(qkv[r], qkv[r], heads + kv_heads, size, table, p.position[p.query_token[r]])
+        slot = np.int64(p.query_slot[r])
+        for g in range(kv_heads):
+            at = slot // PAGE * page_bytes + 2 * g * size * PAGE
+            k = qkv.ctypes.data + 4 * (r * qkv.shape[1] + (heads + g) * size)
+            _half(k, keys + at + 2 * (slot % PAGE), PAGE, size)
+            _half(k + 4 * kv_heads * size, values + at + 2 * (slot % PAGE) * size, 1, size)
+        _finish(sync, phase)
+        r = _next(sync, phase)
+    _wait(sync, phase, len(qkv))
+
+
+@_compiled
+def _attend_tiles(
+    sync: Array,
+    phase: int,
+    p: Any,
+    qkv: Array,
+    heads: int,
+    kv_heads: int,
+    size: int,
+    table: Array,
+    keys: int,
+    values: int,
+    page_bytes: int,
+    bias_right: float,
+    room: Array,
+    scores: Array,
+    attended: Array,
+) -> None:
+    """attended [N, heads * size]: a task is a tile of rows of one canvas and one key head."""
+    group = heads // kv_heads
+    canvases = len(p.own_at)
+    totals = np.empty(TILE * group, np.float32)
+    tiles = 0
+    for c in range(canvases):
+        tiles += (p.query_start[c + 1] - p.query_start[c] + TILE - 1) // TILE
+    task = _next(sync, phase)
+    while task < tiles * kv_heads:
+        g, tile, c = task % kv_heads, task // kv_heads, 0
+        while tile >= (p.query_start[c + 1] - p.query_start[c] + TILE - 1) // TILE:
+            tile -= (p.query_start[c + 1] - p.query_start[c] + TILE - 1) // TILE
+            c += 1
+        r = p.query_start[c] + tile * TILE
+        rows = min(TILE, p.query_start[c + 1] - r)
+        q = qkv[r : r + rows, g * group * size : (g + 1) * group * size]
+        at = 2 * g * size * PAGE
+        _attend(
+            p, c, r, rows, group, size, q, keys + at, values + at, page_bytes, table, bias_right,
+            room[0], room[1], scores, totals, room[2],
+        )  # fmt: skip
+        for i in range(rows):
+            for h in range(group):
+                first = (g * group + h) * size
+                attended[r + i, first : first + size] = room[2, i * group + h]
+        _finish(sync, phase)
+        task = _next(sync, phase)
+    _wait(sync, phase, tiles * kv_heads)
+
+
+@_compiled
+def _layers(
+    sync: Array,
+    x: Array,
+    w: Any,
+    p: Any,
+    first: int,
+    end: int,
+    keys: int,
+    values: int,
+    page_bytes: int,
+    pages: int,
+    table: Array,
+    bias_right: float,
+    heads: int,
+    kv_heads: int,
+    size: int,
+    eps: float,
+    rooms: Any,
+) -> None:
+    """Layers [first, end) of the stack, in every thread of the team. x [N, width] is the residual stream, in place.
+
+    keys, values: addresses of the pool; page_bytes: one page of one layer; rooms: `_Rooms` for N rows.
+    """
+    most = PAGE
+    for c in range(len(p.own_at)):
+        most = max(most, _columns(p, c))
+    tile = TILE * (heads // kv_heads)
+    room, scores = np.empty((3, tile, size), np.float32), np.empty((tile, most), np.float32)
+    row = np.empty(x.shape[1], np.float32)
+    narrow, mixed, wide, steps, qkv = rooms.narrow, rooms.mixed, rooms.wide, rooms.steps, rooms.qkv
+    for i in range(first, end):
+        phase, at = _PHASES * (i - first), i * pages * page_bytes
+        k, v = keys + at, values + at
+        _normed_rows(sync, phase, x, w.attention_norm[i], eps, row, narrow, steps)
+        _product_columns(sync, phase + 1, narrow, steps, w.qkv[i], w.qkv_scale[i], qkv, False)
+        _store_rows(sync, phase + 2, p, qkv, heads, kv_heads, size, table, k, v, page_bytes)
+        _attend_tiles(
+            sync, phase + 3, p, qkv, heads, kv_heads, size, table, k, v, page_bytes, bias_right,
+            room, scores, rooms.attended,
+        )  # fmt: skip
+        _quantise_rows(sync, phase + 4, rooms.attended, mixed, steps)
+        _product_columns(sync, phase + 5, mixed, steps, w.output[i], w.output_scale[i], x, True)
+        _normed_rows(sync, phase + 6, x, w.ffn_norm[i], eps, row, narrow, steps)
+        _gated_columns(
+            sync, phase + 7, narrow, steps, w.gate[i], w.gate_scale[i], w.up[i], w.up_scale[i],
+            rooms.gate, rooms.up,
+        )  # fmt: skip
+        _quantise_rows(sync, phase + 8, rooms.gate, wide, steps)
+        _product_columns(sync, phase + 9, wide, steps, w.down[i], w.down_scale[i], x, True)
+
+
+@_compiled
+def _head(
+    sync: Array,
+    hidden: Array,
+    w: Array,
+    scale: Array,
+    bias: Array,
+    allowed: Array,
+    which: Array,
+    inverse_temperature: float,
+    softcap: float,
+    x: Array,
+    steps: Array,
+    out: Array,
+) -> None:
+    """`unmask` in every thread of the team: out fp64 [pieces, N, 4] gets for each `HEAD_CHUNK` of the vocabulary the
+    top logit y, its id, the sum of exp(y - top) and of exp(y - top) (y - top). bias [V]: minus infinity where an id is
+    banned, else 0; which [N]: a row's set in `allowed`, or -1."""
+    n = len(hidden)
+    _quantise_rows(sync, 0, hidden, x, steps)
+    y, e = np.empty((n, HEAD_CHUNK), np.float32), np.empty(HEAD_CHUNK, np.float32)
+    piece = _next(sync, 1)
+    while piece < len(out):
+        first = piece * HEAD_CHUNK
+        _product(x, steps, w, scale, first, min(first + HEAD_CHUNK, len(scale)), len(bias), y, 0, False)
+        count = min(HEAD_CHUNK, len(bias) - first)
+        for r in range(n):
+            if softcap > 0:
+                for i in range(count):
+                    y[r, i] = np.float32(softcap) * np.float32(math.tanh(y[r, i] / np.float32(softcap)))
+            for i in range(count):
+                y[r, i] = y[r, i] * np.float32(inverse_temperature) + bias[first + i]
+            if which[r] >= 0:
+                for i in range(count):
+                    if not allowed[which[r], first + i]:
+                        y[r, i] = -np.inf
+            y[r, count:] = -np.inf
+            at = y.ctypes.data + 4 * r * HEAD_CHUNK
+            top = _max(at, HEAD_CHUNK)
+            out[piece, r, 0], out[piece, r, 1], out[piece, r, 2], out[piece, r, 3] = top, 0.0, 0.0, 0.0
+            if top > -np.inf:
+                i = 0
+                while y[r, i] != top:
+                    i += 1
+                out[piece, r, 1] = first + i
+                e[:] = y[r]
+                out[piece, r, 2] = _exp(e.ctypes.data, HEAD_CHUNK, top)
+                mean = np.float32(0.0)
+                for i in range(count):
+                    mean += e[i] * max(y[r, i] - top, np.float32(-1e4))
+                out[piece, r, 3] = mean
+        _finish(sync, 1)
+        piece = _next(sync, 1)
+    _wait(sync, 1, len(out))
+
+
+@_compiled
+def _logits(sync: Array, hidden: Array, w: Array, scale: Array, x: Array, steps: Array, out: Array) -> None:
+    """out fp32 [N, V] = hidden W^T, in every thread of the team."""
+    _quantise_rows(sync, 0, hidden, x, steps)
+    _product_columns(sync, 1, x, steps, w, scale, out, False)
+
+
+class Weights(NamedTuple):
+    """All layers of a stack, [L, ...] each; numba reads it as it is. Products are `Int8Weight`s, norms fp32."""
+
+    attention_norm: Array
+    qkv: Array
+    qkv_scale: Array
+    output: Array
+    output_scale: Array
+    ffn_norm: Array
+    gate: Array
+    gate_scale: Array
+    up: Array
+    up_scale: Array
+    down: Array
+    down_scale: Array
+
+
+class _Rooms(NamedTuple):
+    """Where N rows lie between the stages of a layer."""
+
+    qkv: Array
+    attended: Array
+    gate: Array
+    up: Array
+    #: The inputs of the products as integers: of the width, of the heads, of the ffn, padded; and their steps.
+    narrow: Array
+    mixed: Array
+    wide: Array
+    steps: Array
+
+
+class _PlanArrays(NamedTuple):
+    """A `Plan` as numba reads it."""
+
+    query_start: Array
+    token_start: Array
+    context_start: Array
+    own_page: Array
+    own_at: Array
+    query_token: Array
+    query_slot: Array
+    position: Array
+    enter: Array
+    leave: Array
+    group: Array
+    branch: Array
+    context_page: Array
+    context_first: Array
+    context_end: Array
+    context_back: Array
+    context_block: Array
+    context_bias: Array
+    pages: Array
+
+
+class Team:
+    """Threads that work on one compiled function together, the caller among them; they sleep in between."""
+
+    def __init__(self, threads: int) -> None:
+        self._work: tuple[Callable[..., None], tuple[Any, ...]] | None = None
+        self._start = threading.Semaphore(0)
+        self._helpers = threads - 1
+        for _ in range(self._helpers):
+            threading.Thread(target=self._serve, name="infill-cpu", daemon=True).start()
+
+    def run(self, function: Callable[..., None], phases: int, *arguments: Any) -> None:
+        """Runs function(sync, *arguments) with the team; sync counts, for so many phases, the pieces of work that are
+        taken and those that are done. Returns when all are done; a helper that comes later finds nothing to do."""
+        work = (np.zeros(2 * phases, np.int64), *arguments)
+        self._work = (function, work)
+        if self._helpers:
+            self._start.release(self._helpers)
+        function(*work)
+        self._work = None  # what it holds may go
+
+    def _serve(self) -> None:
+        while True:
+            self._start.acquire()
+            if work := self._work:
+                work[0](*work[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Stack:
+    """Decoder layers in int8 on the CPU. Bit for bit the same rows, whatever else is in the batch."""
+
+    weights: Weights
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    eps: float
+    team: Team
+
+    def __call__(self, x: Tensor, plan: Plan, pool: KVPool, rope: Rope, first: int, end: int) -> Tensor:
+        """The residual stream fp32 [N, width] after layers `first` to `end` - 1; keys and values go into the pool,
+        which is fp16 with `transposed` keys. The scale of the scores is expected to be in the query weights."""
+        assert pool.keys.dtype == torch.float16, "the pool is fp16"
+        assert pool.keys.stride(-2) == 1, "the pool's keys are transposed"
+        assert self.head_size % 32 == 0
+        rope.reserve(plan.positions)
+        n, w, ffn = len(x), self.weights, self.ffn
+        x = x.clone(memory_format=torch.contiguous_format)
+        outs = (self.heads + 2 * self.kv_heads) * self.head_size
+        _, pages, kv_heads, page, size = pool.keys.shape
+        self.team.run(
+            _layers,
+            _PHASES * (end - first),
+            x.numpy(),
+            w,
+            _PlanArrays(*(getattr(plan, name).numpy() for name in _PlanArrays._fields)),
+            first,
+            end,
+            pool.keys.data_ptr(),
+            pool.values.data_ptr(),
+            2 * kv_heads * page * size,
+            pages,
+            rope.table.numpy(),
+            plan.bias_right,
+            self.heads,
+            self.kv_heads,
+            self.head_size,
+            self.eps,
+            _Rooms(
+                qkv=np.empty((n, outs), np.float32),
+                attended=np.empty((n, self.heads * self.head_size), np.float32),
+                gate=np.empty((n, ffn), np.float32),
+                up=np.empty((n, ffn), np.float32),
+                narrow=np.empty((n, w.qkv.shape[2]), np.int16),
+                mixed=np.empty((n, w.output.shape[2]), np.int16),
+                wide=np.empty((n, w.down.shape[2]), np.int16),
+                steps=np.empty(n, np.float32),
+            ),
+        )
+        return x
+
+
+class Int8Head:
+    """The product with a tied embedding in int8, and `unmask` fused with it: the logits are never written."""
+
+    def __init__(self, weight: Int8Weight, vocab: int, team: Team) -> None:
+        self._weight, self._vocab, self._team = weight, vocab, team
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """hidden [N, D] -> fp32 logits [N, V]."""
+        x = hidden.float().contiguous()
+        out = torch.empty(len(x), self._vocab)
+        w, scale = self._weight
+        room = np.empty((len(x), w.shape[1]), np.int16), np.empty(len(x), np.float32)
+        self._team.run(_logits, 2, x.numpy(), w, scale, *room, out.numpy())
+        return out
+
+    def unmask(self, hidden: Tensor, head: Head, *, temperature: float, allowed: Allowed | None) -> Unmasked:
+        """`infill_kernels.unmask` without noise and soft embedding."""
+        check_temperature(temperature)
+        x = hidden.float().contiguous()
+        n = len(x)
+        w, scale = self._weight
+        bias = torch.zeros(self._vocab).masked_fill_(~head.free, -torch.inf)
+        sets = Allowed(torch.ones(1, 1, dtype=torch.bool), torch.full((n,), -1, dtype=torch.int32))
+        if allowed is not None:
+            sets = allowed
+        out = np.empty((-(-self._vocab // HEAD_CHUNK), n, 4))
+        self._team.run(
+            _head,
+            2,
+            x.numpy(),
+            w,
+            scale,
+            bias.numpy(),
+            sets.mask.numpy(),
+            sets.row.numpy(),
+            1 / temperature,
+            head.softcap or 0.0,
+            np.empty((n, w.shape[1]), np.int16),
+            np.empty(n, np.float32),
+            out,
+        )
+        # The pieces become one: exp(y - best) = exp(y - top) exp(top - best). Of equal tops the lowest id wins.
+        tops, tokens, sums, means = out.transpose(2, 0, 1)
+        top = tops.max(0)
+        token = np.where(tops == top, tokens, np.inf).min(0)
+        lower = np.maximum(tops - top, -1e4)
+        share = np.exp(lower)
+        total = (share * sums).sum(0)
+        mean = (share * (means + lower * sums)).sum(0) / total
+        ids = torch.from_numpy(token.astype(np.int64))
+        floats = np.stack([1 / total, top + np.log(total), np.maximum(np.log(total) - mean, 0.0)])
+        prob, lse, entropy = torch.from_numpy(floats.astype(np.float32))
+        return Unmasked(token=ids, sample=ids, prob=prob, lse=lse, entropy=entropy)

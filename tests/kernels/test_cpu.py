@@ -1,0 +1,208 @@
+"""The compiled CPU kernels against the references, at odd shapes and at their limits."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from infill_kernels import (
+    BRANCH,
+    LEFT,
+    OPEN,
+    PAGE,
+    Head,
+    KVPool,
+    Part,
+    Placed,
+    Rope,
+    canvas_attention,
+    plan,
+    rotate_and_store,
+)
+from infill_kernels.unmask import unmask as reference
+
+cpu = pytest.importorskip("infill_kernels.cpu", reason="numba is not installed")
+pytestmark = pytest.mark.skipif(not cpu.available(), reason="this processor has no int8 kernels")
+
+WIDTH, HEADS, KV_HEADS, SIZE, FFN, EPS = 50, 6, 2, 32, 70, 1e-5
+LAYERS = 2
+
+
+@pytest.fixture(scope="module")
+def team():
+    return cpu.Team(2)
+
+
+class Stack:
+    """A random stack in int8, and the same spelled out in torch with the rounded weights."""
+
+    def __init__(self, team):
+        random = torch.Generator().manual_seed(0)
+        draw = lambda *size: torch.randn(*size, generator=random) / size[-1] ** 0.5
+        sizes = {
+            "qkv": ((HEADS + 2 * KV_HEADS) * SIZE, WIDTH),
+            "output": (WIDTH, HEADS * SIZE),
+            "gate": (FFN, WIDTH),
+            "up": (FFN, WIDTH),
+            "down": (WIDTH, FFN),
+        }
+        rounded = {name: [cpu.Int8Weight.of(draw(*size)) for _ in range(LAYERS)] for name, size in sizes.items()}
+        parts = {name: np.stack([w.values for w in of]) for name, of in rounded.items()}
+        parts |= {f"{name}_scale": np.stack([w.scale for w in of]) for name, of in rounded.items()}
+        norms = (torch.rand(2, LAYERS, WIDTH, generator=random) + 0.5).numpy()
+        self.weights = cpu.Weights(attention_norm=norms[0], ffn_norm=norms[1], **parts)
+        self.run = cpu.Int8Stack(self.weights, FFN, HEADS, KV_HEADS, SIZE, EPS, team)
+        self.sizes = sizes
+        self.rope = Rope(SIZE, 10_000.0, positions=4)
+
+    def matrix(self, name, i):
+        values, scale = getattr(self.weights, name)[i], getattr(self.weights, f"{name}_scale")[i]
+        outs, ins = self.sizes[name]
+        return torch.from_numpy(values[:outs, :ins] * scale[:outs, None])
+
+    def spelled_out(self, x, of_pass, pool):
+        for i in range(LAYERS):
+            norm = lambda name, i=i: torch.from_numpy(getattr(self.weights, name)[i])
+            h = F.rms_norm(x, (WIDTH,), norm("attention_norm"), EPS)
+            qkv = (h @ self.matrix("qkv", i).T).view(len(x), -1, SIZE)
+            q = rotate_and_store(qkv, pool.keys[i], pool.values[i], of_pass, self.rope)
+            attended = canvas_attention(q, pool.keys[i], pool.values[i], of_pass, self.rope, scale=1.0)
+            x = x + attended.reshape(len(x), -1) @ self.matrix("output", i).T
+            h = F.rms_norm(x, (WIDTH,), norm("ffn_norm"), EPS)
+            x = x + (F.silu(h @ self.matrix("gate", i).T) * (h @ self.matrix("up", i).T)) @ self.matrix("down", i).T
+        return x
+
+
+@pytest.fixture(scope="module")
+def stack(team):
+    return Stack(team)
+
+
+def garbage_pool():
+    pool = KVPool(LAYERS, KV_HEADS, SIZE, 40, torch.float16, transposed=True)
+    pool.keys.fill_(torch.nan), pool.values.fill_(torch.nan)
+    return pool
+
+
+def tree(left, masks, branch):
+    positions = [*range(100, 100 + left + masks), *range(100 + left - 1, 100 + left - 1 + branch)]
+    parents = [*range(-1, left - 1), *[left - 1] * masks]
+    parents += [left - 2 if i == 0 else left + masks + i - 1 for i in range(branch)]
+    return positions, parents, [LEFT] * left + [OPEN] * masks + [BRANCH] * branch
+
+
+canvases = st.tuples(
+    st.integers(2, 40),
+    st.integers(0, 4),
+    st.integers(0, 3),
+    st.sampled_from([0, 5, 31]),
+    st.lists(st.sampled_from([0, 1, 33, 64]), max_size=3),
+)
+
+
+@settings(max_examples=12, deadline=None)
+@given(shapes=st.lists(canvases, min_size=1, max_size=3), seed=st.integers(0, 2**16))
+def test_the_stack_agrees_with_the_references(stack, shapes, seed):
+    random = torch.Generator().manual_seed(seed)
+    pools = garbage_pool(), garbage_pool()
+    parts = []
+    for left, masks, branch, at, lengths in shapes:
+        contexts = []
+        for i, length in enumerate(lengths):
+            pages = [pools[0].take() for _ in range(-(-length // PAGE))]
+            contexts.append(Placed(pages, min(i, length), length, (0, -70, -9)[i], (0.0, 1.0, -0.5)[i], i > 0))
+            for slot in range(length):
+                k, v = torch.randn(2, LAYERS, KV_HEADS, SIZE, generator=random)
+                for pool in pools:
+                    pool.keys[:, pages[slot // PAGE], :, slot % PAGE] = k
+                    pool.values[:, pages[slot // PAGE], :, slot % PAGE] = v
+        positions, parents, classes = tree(left, masks, branch)
+        pages = [pools[0].take() for _ in range(-(-(at + len(positions)) // PAGE))]
+        parts.append(Part(positions, parents, classes, len(positions), pages, at, contexts))
+    of_pass = plan(parts, -1.0)
+    x = torch.randn(sum(part.queries for part in parts), WIDTH, generator=random)
+    got = stack.run(x, of_pass, pools[0], stack.rope, 0, LAYERS)
+    expected = stack.spelled_out(x, of_pass, pools[1])
+    # Activations of 14 bits, and a pool of fp16 that both write.
+    torch.testing.assert_close(got, expected, rtol=0.01, atol=0.03)
+    half_way = stack.run(x, of_pass, pools[0], stack.rope, 0, 1)
+    assert torch.equal(stack.run(half_way, of_pass, pools[0], stack.rope, 1, LAYERS), got)
+
+
+@pytest.mark.parametrize(("rows", "vocab", "width"), [(1, 64, 40), (5, 1001, 70), (9, 193, 32)])
+@pytest.mark.parametrize("softcap", [None, 5.0])
+@pytest.mark.parametrize("scale", [1.0, 1000.0])
+def test_the_head_agrees_with_the_reference(team, rows, vocab, width, softcap, scale):
+    random = torch.Generator().manual_seed(rows)
+    rounded = cpu.Int8Weight.of(torch.randn(vocab, width, generator=random))
+    exact = torch.from_numpy(rounded.values[:vocab, :width] * rounded.scale[:vocab, None])
+    banned = torch.rand(vocab, generator=random) < 0.3
+    served = Head(exact, softcap, banned, cpu.Int8Head(rounded, vocab, team))
+    plain = Head(exact, softcap, banned)
+    # Whole numbers that 14 bits hold exactly: what differs then is the arithmetic after the product.
+    hidden = torch.randint(-8191, 8192, (rows, width), generator=random).float()
+    hidden[:, 0] = 8191.0
+    hidden *= scale / 8191
+    only = torch.zeros(vocab, dtype=torch.bool)
+    only[(~banned).nonzero()[-2:]] = True
+    for allowed in (None, served.allow(rows, {0: only})):
+        got = served.project.unmask(hidden, served, temperature=0.7, allowed=allowed)
+        expected = reference(hidden.double(), plain, temperature=0.7, allowed=allowed)
+        torch.testing.assert_close(got.lse, expected.lse, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(got.prob, expected.prob, rtol=2e-2, atol=1e-5)
+        torch.testing.assert_close(got.entropy, expected.entropy, rtol=2e-2, atol=1e-3)
+        if softcap is None:  # under a cap ties are many
+            assert torch.equal(got.token, expected.token)
+        assert not banned[got.token].any()
+    torch.testing.assert_close(served.project(hidden), hidden @ exact.T, rtol=1e-4, atol=1e-3 * scale)
+
+
+def test_of_equal_logits_the_lowest_id_wins(team):
+    rounded = cpu.Int8Weight.of(torch.ones(1000, 32))
+    head = Head(torch.ones(1000, 32), banned=torch.arange(1000) < 7, project=cpu.Int8Head(rounded, 1000, team))
+    assert head.project.unmask(torch.ones(3, 32), head, temperature=1.0, allowed=None).token.tolist() == [7, 7, 7]
+
+
+def test_rounding_keeps_the_largest_and_the_zeros():
+    weight = torch.tensor([[0.0, 0.0, 0.0], [1.0, -2.0, 0.5]])
+    rounded = cpu.Int8Weight.of(weight)
+    assert rounded.values.shape == (cpu.OUTS, cpu.LANES)
+    assert rounded.values[:2, :3].tolist() == [[0, 0, 0], [64, -127, 32]]
+    assert not rounded.values[2:].any()
+    assert not rounded.values[:, 3:].any()
+
+
+def test_a_sum_that_could_leave_32_bits_is_refused():
+    with pytest.raises(AssertionError, match="32 bits"):
+        cpu.Int8Weight.of(torch.ones(1, 4096))
+
+
+def test_a_team_does_not_wait_for_a_helper_that_is_late():
+    """The helper comes, but loses its core before it takes anything; later it finds nothing to do."""
+    team, entered, gate, left = cpu.Team(2), threading.Event(), threading.Event(), threading.Event()
+
+    def work(sync, out):
+        helper = threading.current_thread() is not threading.main_thread()
+        if helper:
+            entered.set()
+            gate.wait(10)
+        else:
+            assert entered.wait(10)
+        while (piece := int(sync[0])) < len(out):
+            sync[0] += 1
+            out[piece] += 1
+        if helper:
+            left.set()
+
+    out = np.zeros(5)
+    team.run(work, 1, out)
+    assert out.tolist() == [1.0] * 5
+    assert not left.is_set()
+    gate.set()
+    assert left.wait(10)
+    assert out.tolist() == [1.0] * 5
