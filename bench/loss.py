@@ -58,7 +58,7 @@ def main() -> None:
     size = len(text.encode())
     print(f"{arguments.package}: {size} bytes, {len(ids)} tokens\n")
     print("| type | nats/token | bits/byte | s |\n|---|---|---|---|")
-    for dtype in dict.fromkeys(("fp32", smollm.serving_dtype("auto", "cpu"))):
+    for dtype in smollm.cpu_dtypes():
         began = time.perf_counter()
         nats = total_loss(smollm.SmolDenoiser(tensors, dtype, "cpu", threads=2), ids)
         seconds = time.perf_counter() - began

@@ -14,6 +14,9 @@ from infill_engine.engine import Engine
 from infill_engine.fetch import FetchError, Report, ensure_weights
 from infill_engine.protocol import cache_dir
 
+#: CPU threads of one pass at most: what a model of this size reads, a few cores can ask for.
+MOST_THREADS = 4
+
 
 def load(config: EngineConfig, report: Report) -> Engine:
     """Loads `config.model`, fetching it first where it is missing. Takes seconds, or minutes on the first start.
@@ -21,9 +24,6 @@ def load(config: EngineConfig, report: Report) -> Engine:
     Raises `ModelError` with one line that says what to do.
     """
     name, _, argument = config.model.partition(":")
-    # One core stays free for the editor. Threads that wait for each other at every product suffer from any other load:
-    # on two cores, a pass of one row took 39 ms with two threads and 40 with one, and beside a busy process 108 and 38.
-    torch.set_num_threads(config.threads or max(1, physical_cores() - 1))
     if name == "embedded" and not argument:
         return _embedded(config, report)
     if name == "fake" and argument:
@@ -43,6 +43,8 @@ def physical_cores() -> int:
 
 def _embedded(config: EngineConfig, report: Report) -> Engine:
     from infill_engine import smollm, weights
+    from infill_engine.serving import choose
+    from infill_engine.tokenizer import LineTokenizer
 
     device = config.device
     if device == "auto":
@@ -52,10 +54,23 @@ def _embedded(config: EngineConfig, report: Report) -> Engine:
     except FetchError as error:
         raise ModelError(str(error)) from None
     report("reading the weights", None)
-    tensors, codec = weights.load(path, cache_dir() / "prepared" / f"{path.stem}.safetensors")
+    prepared = cache_dir() / "prepared"
+    tensors, codec = weights.load(path, prepared / f"{path.stem}.safetensors")
+    threads = config.threads or min(physical_cores(), MOST_THREADS)
+    torch.set_num_threads(threads)
+
+    def build(dtype: str) -> smollm.SmolDenoiser:
+        return smollm.SmolDenoiser(tensors, dtype, device, cache_bytes=config.cache_mb << 20, threads=threads)
+
     dtype = smollm.serving_dtype(config.dtype, device)
-    denoiser = smollm.SmolDenoiser(tensors, dtype, device)
-    return Engine(config.model, denoiser, codec, config, device=device, dtype=dtype)
+    if dtype == "auto":
+        report("measuring what is fastest on this machine (once)", None)
+        tokens = [smollm.SINK_ID, *LineTokenizer(codec).encode(Path(__file__).read_text(encoding="utf-8"))]
+        dtypes = smollm.cpu_dtypes()
+        dtype, _ = choose(dtypes, build, tokens, f"{path.name} {threads}", prepared / "serving.json")
+    if dtype == "int8":
+        torch.set_num_threads(1)  # its kernels have a team of their own; what torch has left to do is small
+    return Engine(config.model, build(dtype), codec, config, device=device, dtype=dtype)
 
 
 def _fake(config: EngineConfig, path: Path) -> Engine:

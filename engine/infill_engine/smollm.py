@@ -296,15 +296,22 @@ class SmolDenoiser:
 
 
 def serving_dtype(wanted: str, device: str) -> str:
-    """The type to serve in: "auto" takes bf16 on a GPU and int8 on a CPU that has the kernels, else fp32.
+    """The type to serve in. "auto" is bf16 on a GPU, and stays "auto" on a CPU, where it takes a measurement.
 
     Raises `ModelError` for a type that this model or machine does not have.
     """
-    if wanted == "auto":
-        return "bf16" if device != "cpu" else "int8" if int8_available() else "fp32"
-    if wanted not in DTYPES or (wanted == "int8" and (device != "cpu" or not int8_available())):
+    if wanted == "auto" and device != "cpu":
+        return "bf16"
+    if wanted != "auto" and wanted not in (cpu_dtypes() if device == "cpu" else DTYPES[:2]):
         raise ModelError(f"the embedded model cannot be served in {wanted!r} on {device}: use auto, fp32 or bf16")
     return wanted
+
+
+def cpu_dtypes() -> tuple[str, ...]:
+    """The types that this machine's CPU can serve in; bf16 only on request where it has no products in it."""
+    mkldnn = torch.ops.mkldnn
+    fast_bf16 = hasattr(mkldnn, "_is_mkldnn_bf16_supported") and mkldnn._is_mkldnn_bf16_supported()
+    return ("fp32", *(("bf16",) if fast_bf16 else ()), *(("int8",) if int8_available() else ()))
 
 
 def int8_available() -> bool:
