@@ -5,10 +5,13 @@
 PYTHON ?= python3
 # A plain `pip install torch` on Linux is the CUDA build of several GB, so without a GPU it comes from PyTorch's own index.
 TORCH_INDEX ?= $(shell command -v nvidia-smi >/dev/null 2>&1 || echo https://download.pytorch.org/whl/cpu)
+# What a GPU machine with torch, Triton and pytest is likely to lack; see bench/gpu.sh.
+WHEELS := anyio attrs cattrs click gguf h11 httpcore idna lsprotocol markdown-it-py mdurl msgspec platformdirs \
+	prometheus-client pygls pygments pytest-asyncio rich starlette tree-sitter tree-sitter-python uvicorn
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test check format e2e bench weights clean
+.PHONY: help demo test check format e2e bench wheels weights clean
 .DEFAULT_GOAL := help
 
 help:  ## lists the commands
@@ -37,6 +40,10 @@ e2e: weights  ## drives a real Neovim and a real VS Code (installs both under te
 bench: weights  ## prints the latency table
 	@$(BIN)/python -m bench.latency
 
+wheels: $(READY)  ## downloads into wheels/ what bench/gpu.sh needs on a GPU machine without network (2 MB)
+	@$(BIN)/pip download --disable-pip-version-check -q --no-deps --only-binary=:all: --python-version 3.12 \
+		--platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 -c constraints.txt -d wheels $(WHEELS)
+
 weights: $(READY)  ## fetches the embedded model's weights (93 MB, once)
 	@$(BIN)/infill-engine fetch
 
@@ -53,4 +60,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 clean:  ## removes .venv and what was built
-	rm -rf .venv dist build editors/vscode/out editors/vscode/node_modules editors/vscode/*.vsix tests/e2e/.tools
+	rm -rf .venv dist build wheels out editors/vscode/out editors/vscode/node_modules editors/vscode/*.vsix tests/e2e/.tools
