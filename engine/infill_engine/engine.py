@@ -195,11 +195,11 @@ class Engine:
         hidden, states = self._forward(passes)
         rows = self._read(passes, torch.cat(hidden))
         seconds = time.perf_counter() - began
-        ends = [sum(map(len, hidden[: i + 1])) for i in range(len(hidden))]
-        return [
-            Outcome(rows[end - len(own) : end], state, seconds)
-            for own, end, state in zip(hidden, ends, states, strict=True)
-        ]
+        outcomes, at = [], 0
+        for one, state in zip(passes, states, strict=True):
+            outcomes.append(Outcome(rows[at : at + one.rows], state, seconds))
+            at += one.rows
+        return outcomes
 
     def events(self, request: InfillRequest, started: float) -> Iterator[Event]:
         """The events of one request that has the engine to itself."""
@@ -327,9 +327,11 @@ class Engine:
         run.state = outcome.state
         run.steps += 1
         run.denoise_ms += outcome.seconds * 1000
-        branches = len(run.scoring) * len(run.following)
-        reason, finished_line = self._score(run, rows[len(rows) - branches :]), False
-        after = self._policy.step(before, rows[: len(rows) - branches])
+        reason, finished_line = None, False
+        if run.scoring:
+            opened = len(rows) - len(run.scoring) * len(run.following)
+            reason, rows = self._score(run, rows[opened:]), rows[:opened]
+        after = self._policy.step(before, rows)
         if reason is None:
             after, reason, finished_line = self._take(run, after, rows)
         self._count(run, after)

@@ -68,6 +68,8 @@ class FakeDenoiser:
         self._groups = groups
         self._room = room
         self._table = [(key.encode(), text.encode()) for key, text in table.items()]
+        #: Bytes to the left that can matter.
+        self._reach = max((len(key + text) for key, text in self._table), default=0)
         self._step_s = step_s
 
     def encode(self, tokens: Sequence[int], kv: ContextKV | None) -> Generator[None, None, ContextKV]:
@@ -97,12 +99,12 @@ class FakeDenoiser:
         return [self._rows(*pair) for pair in zip(canvases, contexts, strict=True)], after
 
     def _take(self, tokens: int) -> None:
-        if sum(kept.length for kept in self.alive) + tokens > self._room:
+        if self._room < math.inf and sum(kept.length for kept in self.alive) + tokens > self._room:
             raise MemoryError("no room for more tokens")
 
     def _rows(self, canvas: Canvas, contexts: Contexts) -> Tensor:
         tree = canvas.tree(self.facts.lookahead, MASK_ID)
-        prefix = cast(_Tokens, contexts.prefix).tokens[: canvas.origin]
+        prefix = cast(_Tokens, contexts.prefix).tokens[max(0, canvas.origin - self._reach) : canvas.origin]
         rows = []
         for i in range(tree.frontier, len(tree.tokens)):
             left, at = [], i

@@ -54,19 +54,27 @@ class Lookup:
 
 
 class _Text(NamedTuple):
-    """What was written into a gap, and what stood before it."""
+    """What was written into a gap, and the end of what stood before it."""
 
-    #: Characters before the gap, and the last of them.
-    length: int
     anchor: str
     text: str
 
     def rest(self, before: str) -> str:
-        """What is left of the text where `before` is the old one with the text's beginning behind it; else ""."""
-        typed = len(before) - self.length
-        if 0 <= typed <= len(self.text) and before.endswith(self.anchor + self.text[:typed]):
-            return self.text[typed:]
+        """What is left of the text where `before` ends with the old one and the text's beginning; else "". Not by
+        length, since of a long file only the last part is sent."""
+        near = _from_start(before, len(self.anchor) + len(self.text))
+        at = near.find(self.anchor)
+        while at >= 0:
+            typed = near[at + len(self.anchor) :]
+            if self.text.startswith(typed):
+                return self.text[len(typed) :]
+            at = near.find(self.anchor, at + 1)
         return ""
+
+
+def _from_start(text: str, most: int) -> str:
+    """The last `most` characters of a text that begins with something that never stands in text."""
+    return (BETWEEN + text if len(text) < most else text)[-most:]
 
 
 class LastTexts:
@@ -79,7 +87,7 @@ class LastTexts:
         """Notes what was written behind `before`, the whole text before the gap. A longer one that begins with it is
         not forgotten for it: the newer one may have been ended early."""
         if text and not self.rest(document, before).startswith(text):
-            self._texts[document] = _Text(len(before), before[-ANCHOR:], text)
+            self._texts[document] = _Text(_from_start(before, ANCHOR), text)
             self._texts.move_to_end(document)
             if len(self._texts) > TEXTS:
                 self._texts.popitem(last=False)

@@ -143,9 +143,10 @@ class Job:
         self.verdict = self.verdict or verdict
 
     def timed(self, final: Final) -> Final:
-        """`final` with the time since receipt that went to others' work."""
+        """`final` with the passes that were made for it, and the time since receipt that went to others' work."""
         queue_ms = max(0.0, time.monotonic() - self.started - self.worked) * 1000
-        return replace(final, timing=replace(final.timing, queue_ms=queue_ms))
+        timing = replace(final.timing, queue_ms=queue_ms, steps=final.timing.steps or self.passes)
+        return replace(final, timing=timing)
 
 
 class Pace:
@@ -429,7 +430,7 @@ class Scheduler:
         """Ends one job for the memory it holds."""
         holders = [job for job in list(self._jobs) if job.steps]
         least = max(holders, key=lambda job: (job.emit is None, *job.urgency))
-        self._finish(least, least.timed(NO_MEMORY))
+        self._finish(least, NO_MEMORY)
 
     def _encode(self, engine: Engine, job: Job) -> None:
         """One step of encoding."""
@@ -473,7 +474,7 @@ class Scheduler:
             final = _failure(type(error).__name__)
         job.worked += time.monotonic() - began
         if final is not None:
-            self._finish(job, job.timed(final))
+            self._finish(job, final)
             if job.emit and final.reason in ANSWERED and job.request.priority != "speculation":
                 self.prime(job.request)
 
@@ -487,7 +488,7 @@ class Scheduler:
         with self._wake:
             self._jobs.remove(job)
             self._active = time.monotonic()
-        self._emit_final(job, final)
+        self._emit_final(job, job.timed(final))
 
     def _emit_final(self, job: Job, final: Final) -> None:
         if job.emit:

@@ -71,6 +71,14 @@ def test_a_text_that_was_ended_early_does_not_hide_the_longer_one_before_it():
     assert texts.rest("d", "x = co") == ""
 
 
+def test_a_long_file_may_lose_its_beginning():
+    texts = LastTexts()
+    file = "".join(f"line {i}\n" for i in range(100))
+    texts.keep("d", file, "alpha\nbeta")
+    assert texts.rest("d", file[7:] + "alpha\nb") == "eta"
+    assert texts.rest("d", file[7:] + "beta") == ""
+
+
 def test_only_so_many_texts_are_kept():
     texts = LastTexts()
     for i in range(TEXTS + 1):
