@@ -123,7 +123,7 @@ def commit(
 
     written, kept = predicted, fed
     if isinstance(rule, Verified):
-        agreed = torch.minimum(leftmost(fed & (slot < known) & (predicted != tokens)), known)
+        agreed = torch.minimum(leftmost(fed & (predicted != tokens)), known)
         stop = torch.minimum(agreed + 1, reach)
         reach = torch.where(agreed == known, reach, stop)
     elif isinstance(rule, Threshold):
@@ -141,7 +141,7 @@ def commit(
         kept, stop = slot >= committed, torch.where(settled, size, committed)
         reach = stop
 
-    end = leftmost((slot >= committed) & (slot < stop) & torch.isin(written, ends))
+    end = leftmost(fed & torch.isin(written, ends))
     ended = end < stop
     stop = torch.minimum(stop, end)
     full = ~ended & (stop == capacity)

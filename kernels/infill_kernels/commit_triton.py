@@ -109,19 +109,21 @@ def _commit(
     canvas = tl.program_id(0)
     begin, end = tl.load(committed + canvas), tl.load(size + canvas)
     known = begin + tl.load(proposed + canvas)
-    count = tl.load(rows + canvas)
+    count = tl.minimum(tl.load(rows + canvas), end - begin)
+    start = tl.load(first + canvas).to(tl.int64)
     if tl.load(status + canvas) == _LIVE:
         slot = tl.arange(0, BLOCK_S)
+        line = slot - begin
+        fed = (line >= 0) & (line < count)
         within = slot < capacity
-        fed = (slot >= begin) & (slot < begin + count) & (slot < end)
-        row = tl.load(first + canvas).to(tl.int64) - begin + slot
+        row = start + line
         at = canvas.to(tl.int64) * capacity + slot
         new = tl.load(out_token + row, fed, other=-1)
         sure = tl.load(out_prob + row, fed, other=0.0)
-        reach = tl.minimum(begin + count, end)
+        reach = begin + count
         written, kept = new, fed
         if RULE == _VERIFIED:
-            wrong = fed & (slot < known) & (new != tl.load(tokens + at, within, other=-1))
+            wrong = fed & (new != tl.load(tokens + at, within, other=-1))
             agreed = tl.minimum(_leftmost(wrong, slot, capacity), known)
             stop = tl.minimum(agreed + 1, reach)
             reach = tl.where(agreed == known, reach, stop)
@@ -131,17 +133,12 @@ def _commit(
         else:
             entropy = tl.load(out_entropy + row, fed, other=float("inf"))
             before = tl.zeros([BLOCK_S], tl.float32)
-            start = tl.load(first + canvas).to(tl.int64)
-            for i in range(0, tl.minimum(count, end - begin), CHUNK):
+            for i in range(0, count, CHUNK):
                 other = i + tl.arange(0, CHUNK)
-                there = (other < count) & (other < end - begin)
-                h = tl.load(out_entropy + start + other, there, other=float("inf"))
-                other += begin
-                earlier = (h[None, :] < entropy[:, None]) | (
-                    (h[None, :] == entropy[:, None]) & (other[None, :] < slot[:, None])
-                )
-                before += tl.sum(tl.where(earlier & there[None, :], h[None, :], 0.0), 1)
-            mean = tl.sum(tl.where(fed, entropy, 0.0), 0) / tl.sum(fed.to(tl.float32), 0)
+                h = tl.load(out_entropy + start + other, other < count, other=float("inf"))[None, :]
+                tie = (h == entropy[:, None]) & (other[None, :] < line[:, None])
+                before += tl.sum(tl.where((h < entropy[:, None]) | tie, h, 0.0), 1)
+            mean = tl.sum(tl.where(fed, entropy, 0.0), 0) / count
             changed = tl.sum((fed & (new != tl.load(predicted + at, within, other=-1))).to(tl.int32), 0)
             done = (changed == 0) & (mean < settled)
             drawn = tl.load(out_sample + row, fed, other=-1)
@@ -150,11 +147,10 @@ def _commit(
             kept = within & (slot >= begin)
             stop = tl.where(done, end, begin)
             reach = stop
-        final = fed & (slot < stop)
         ending = slot < 0
         for i in tl.static_range(ENDS):
             ending = ending | (written == tl.load(ends + i))
-        cut = _leftmost(final & ending, slot, capacity + 1)
+        cut = _leftmost(fed & ending, slot, capacity)
         ended = cut < stop
         stop = tl.minimum(stop, cut)
         left = tl.where(ended, 0, reach - stop)

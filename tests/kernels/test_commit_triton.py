@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from infill_kernels.commit_triton import commit
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-VOCAB, ENDS = 7, [5, 6]
+VOCAB, ENDS = 30, [5, 6]
 
 
 def states(canvases: int, size: int, capacity: int) -> tuple[CanvasState, CanvasState]:
