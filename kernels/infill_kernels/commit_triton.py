@@ -34,8 +34,14 @@ from infill_kernels.unmask import Unmasked
 _LIVE, _ENDED, _FULL = tl.constexpr(LIVE), tl.constexpr(ENDED), tl.constexpr(FULL)
 _VERIFIED, _THRESHOLD, _ENTROPY = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
+#: Pointers to views whose alignment depends on the number of canvases or rows: nothing is compiled for that.
+_COUNTS = ("committed", "proposed", "size", "status", "first", "rows")
+_OUTPUTS = ("out_token", "out_sample", "out_prob", "out_entropy")
+
 #: Slots compared with all others at once: what keeps 512 x 8 comparisons in registers.
 _CHUNK = 8
+
+_WARPS = 4
 
 
 def commit(
@@ -79,9 +85,6 @@ def commit(
         )
 
 
-_WARPS = 4
-
-
 def _parameters(rule: Rule) -> tuple[int, float, float]:
     """The rule as the kernel takes it: kind, bound, settled."""
     match rule:
@@ -99,7 +102,7 @@ def _leftmost(where, slot, otherwise):
     return tl.min(tl.where(where, slot, otherwise), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=[*_COUNTS, *_OUTPUTS])
 def _commit(
     tokens, prob, predicted, committed, proposed, size, status,
     out_token, out_sample, out_prob, out_entropy, first, rows, ends, noise,
@@ -167,14 +170,9 @@ def _commit(
 
 def variants() -> Iterator[Variant]:
     """Each rule on canvases of up to 256 slots."""
-    signature: dict[str, str] = {
-        **dict.fromkeys(("tokens", "predicted", "out_token", "out_sample", "ends"), "*i64:16"),
-        **dict.fromkeys(("prob", "out_prob", "out_entropy"), "*fp32:16"),
-        **dict.fromkeys(("committed", "proposed", "size", "status", "first", "rows"), "*i32"),
-        "capacity": "i32:16",
-        "bound": "fp32",
-        "settled": "fp32",
-    }
+    signature = dict.fromkeys(("tokens", "predicted", "ends"), "*i64:16") | {"prob": "*fp32:16"}
+    signature |= dict.fromkeys(_OUTPUTS[:2], "*i64") | dict.fromkeys(_OUTPUTS[2:], "*fp32")
+    signature |= dict.fromkeys(_COUNTS, "*i32") | {"capacity": "i32:16", "bound": "fp32", "settled": "fp32"}
     for rule in (Verified(), Threshold(), EntropyBound()):
         kind = _parameters(rule)[0]
         constants: dict[str, Any] = {"RULE": kind, "ENDS": 1, "BLOCK_S": 256, "CHUNK": _CHUNK}

@@ -36,6 +36,9 @@ from infill_kernels.unmask import Allowed, Head, Unmasked, check_temperature
 #: Weights exp(y - m) / s kept at once by the pass for the soft embedding: 8 MiB in bf16, what stays in L2.
 CHUNK = 1 << 22
 
+#: Pointers to views whose alignment depends on the number of rows: nothing is compiled for that.
+_ROWS = ["token", "sample", "top", "prob", "lse", "entropy"]
+
 
 class _Tile(NamedTuple):
     """Sizes of a tile of logits, and what a program that computes it is given."""
@@ -86,8 +89,8 @@ def unmask(
         "row_set": None if allowed is None else allowed.row,
         "rows": rows,
         "vocab": vocab,
-        "softcap": head.softcap,
-        "temperature": temperature,
+        "softcap": None if head.softcap is None else float(head.softcap),
+        "temperature": float(temperature),
         "num_warps": tile.warps,
         "num_stages": tile.stages,
         **_blocks(tile, width),
@@ -257,7 +260,7 @@ def _scan(
     tl.store(ids + stride, sample, inside)
 
 
-@triton.jit(do_not_specialize=["rows", "splits"])
+@triton.jit(do_not_specialize=["rows", "splits"], do_not_specialize_on_alignment=_ROWS)
 def _merge(
     numbers, ids, token, sample, top, prob, lse, entropy, rows, splits, BLOCK_S: tl.constexpr
 ):  # fmt: skip
@@ -283,7 +286,7 @@ def _merge(
     tl.store(entropy + row, tl.maximum(tl.log(total) - mean, 0.0))
 
 
-@triton.jit(do_not_specialize=["rows", "start"])
+@triton.jit(do_not_specialize=["rows", "start"], do_not_specialize_on_alignment=_ROWS)
 def _soften(
     hidden, weight, banned, mask, row_set, top, prob, weights, rows, vocab, start, chunk, softcap, temperature,
     WIDTH: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,

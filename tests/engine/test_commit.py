@@ -117,7 +117,9 @@ def test_a_step_is_that_of_the_engines_policy(batched: list[Case], both: tuple[R
     for i, case in enumerate(batched):
         assert described(state, i) == follow(case, policy)
         if case.status == LIVE:
-            new = slice(case.canvas.frontier, int(state.committed[i]))
+            ended = int(state.status[i]) == ENDED  # then the slot behind the text holds the end itself
+            new = slice(case.canvas.frontier, int(state.committed[i]) + ended)
+            assert not ended or state.tokens[i, new][-1] == END
             assert state.prob[i, new].tolist() == case.probs[: new.stop - new.start]
 
 

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 import torch
-from infill_kernels import LIVE, CanvasState, EntropyBound, Rule, Threshold, Unmasked, Verified
+from infill_kernels import ENDED, LIVE, CanvasState, EntropyBound, Rule, Threshold, Unmasked, Verified
 from infill_kernels.commit import commit as reference
 
 pytest.importorskip("triton")
@@ -60,7 +60,8 @@ def test_steps_leave_the_state_that_the_reference_leaves(rule, canvases, size, c
         if isinstance(rule, EntropyBound):
             known = torch.ones_like(known)
         assert torch.equal(state.tokens[known], expected.tokens[known])
-        final = torch.arange(capacity, device=DEVICE) < expected.committed[:, None]
+        final = torch.arange(capacity, device=DEVICE) < (expected.committed + (expected.status == ENDED))[:, None]
+        assert torch.equal(state.tokens[final], expected.tokens[final])
         assert torch.equal(state.prob[final], expected.prob[final])
         seen |= set(expected.status.tolist())
     assert len(seen) > 1, "the case reaches an end or the capacity"
