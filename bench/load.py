@@ -38,7 +38,7 @@ TYPED_LINES, LEAST_BEFORE = 8, 100
 BEFORE, AFTER = 64 * 1024, 8 * 1024
 DEADLINE_MS = 400
 #: The storm: typists, seconds between their keys, and seconds it may take at most.
-STORM, STORM_KEY_S, STORM_S = 32, 0.01, 120
+STORM, STORM_KEY_S, STORM_S = 32, 0.05, 120
 ANSWERED: tuple[Reason, ...] = ("end", "limit", "deadline")
 
 
@@ -81,7 +81,7 @@ class Row:
             ended("busy"),
             ended("starting", "error"),
             f"{statistics.median(ms):.0f}",
-            f"{ms[int(0.95 * (len(ms) - 1))]:.0f}",
+            f"{ms[round(0.95 * (len(ms) - 1))]:.0f}",
             share(empty, len(answered)),
             share(steps - kept, steps),
             f"{committed / kept:.2f}" if kept else "",

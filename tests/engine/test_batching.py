@@ -401,6 +401,21 @@ def test_where_all_memory_is_in_use_one_ends_and_the_others_live_on():
         assert bench.submit(ask("2", prefix="text 2\n" * 30, head="=", max_tokens=100)).final().reason == "limit"
 
 
+def test_what_is_encoded_ahead_gives_back_its_memory_to_whoever_waits():
+    asked: list[Asked] = []
+    with Bench({"=": "x"}, room=500) as bench:
+
+        def encoded(tokens: int, seconds: float) -> None:
+            if bench.denoiser.encoded >= 200 and not asked:
+                asked.append(bench.submit(ask("now", prefix="other text\n" * 30, head="=")))
+
+        bench.notes.encoded = encoded
+        bench.scheduler.prime(ask("ahead", prefix="some text\n" * 30))
+        wait_for(lambda: bool(asked))
+        assert asked[0].final().reason == "end"
+        assert asked[0].text == "x"
+
+
 def test_the_cache_never_holds_more_than_it_may_and_nothing_that_is_used_falls_out():
     bound, canvases, held = 6_000, 12 * 16 * 8, []
     with Bench({"=": "x"}) as bench:
