@@ -79,7 +79,8 @@ class Machine:
         for _ in range(warm_up):
             run()
         torch.cuda.synchronize()
-        start, times = time.monotonic(), []
+        start = time.monotonic()
+        times: list[float] = []
         while len(times) < 5 or (len(times) < 50 and time.monotonic() - start < budget):
             before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             self._flush.zero_()  # while this runs, the host gets ahead with the launches that are timed
@@ -147,7 +148,7 @@ def attention_cases(
                 qkv = torch.randn(n, (group + 2) * kv_heads, size, device=device).to(dtype)
                 q = rotate_and_store(qkv, keys, values, of_pass, rope)
                 arguments = (q, keys, values, of_pass, rope)
-                runs = {
+                runs: dict[str, Callable[[], Any]] = {
                     "triton": partial(fused.canvas_attention, *arguments, scale=scale),
                     "torch": partial(canvas_attention, *arguments, scale=scale),
                     "SDPA, dense": dense_attention(q, keys, values, pages[own:], pages[:own], context),

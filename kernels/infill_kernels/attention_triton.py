@@ -283,7 +283,7 @@ def canvas_attention(
             row_tiles=row_tiles,
             window=window or 0,
             scale=scale * math.log2(math.e),
-            bias_right=plan.bias_right,
+            bias_right=float(plan.bias_right),
             KV_HEADS=kv_heads,
             GROUP=group,
             HEAD=size,
