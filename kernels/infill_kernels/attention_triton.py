@@ -31,6 +31,7 @@ _PLAN = (
     *("position", "enter", "leave", "group", "branch"),
     *("context_page", "context_first", "context_end", "context_back", "context_block", "context_bias", "pages"),
 )
+_STORE_PLAN = ("query_start", "query_token", "query_slot", "position")
 _COUNTS = ("positions", "rows", "row_tiles", "window")
 
 #: Partial sums of one row that the combining kernel holds at a time, in numbers.
@@ -183,13 +184,15 @@ def _combine(partial, softmax, out, rows, HEAD: tl.constexpr, SPLITS: tl.constex
     tl.store(out + row * HEAD + number, mixed.to(out.dtype.element_ty))
 
 
-@triton.jit(do_not_specialize=("positions",), do_not_specialize_on_alignment=("query_token", "query_slot", "position"))
+@triton.jit(do_not_specialize=("canvases", "positions"), do_not_specialize_on_alignment=_STORE_PLAN)
 def _rotate_and_store(
-    qkv, keys, values, q, table, query_token, query_slot, position, positions,
+    qkv, keys, values, q, table, query_start, query_token, query_slot, position, canvases, positions,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (N, Hq + 2 Hkv): one head of one token."""
+    """Grid (N, Hq + 2 Hkv): one head of one token. Rows behind the last canvas's are room for more, and left alone."""
     n = tl.program_id(0).to(tl.int64)
+    if n >= tl.load(query_start + canvases):
+        return
     head = tl.program_id(1)
     HALF: tl.constexpr = HEAD // 2
     number = tl.arange(0, HALF)
@@ -226,9 +229,11 @@ def rotate_and_store(qkv: Tensor, keys: Tensor, values: Tensor, plan: Plan, rope
             values,
             q,
             rope.table,
+            plan.query_start,
             plan.query_token,
             plan.query_slot,
             plan.position,
+            len(plan.own_at),
             rope.table.shape[1],
             HEADS=heads - 2 * kv_heads,
             KV_HEADS=kv_heads,
@@ -250,7 +255,8 @@ def canvas_attention(
     window: int | None = None,
     splits: int | None = None,
 ) -> Tensor:
-    """As `attention.canvas_attention`; q and the pool share a dtype, hd is a power of two from 16 on.
+    """As `attention.canvas_attention`; q and the pool share a dtype, hd is a power of two from 16 on. Rows behind the
+    last canvas's are undefined.
 
     splits: into how many programs a row's keys are dealt, a power of two; by default as many as fill the GPU.
     """
@@ -365,7 +371,7 @@ def variants() -> Iterator[Variant]:
         yield Variant(
             f"combine, heads of {size}, {splits} splits", _combine, signature, {"HEAD": size, "SPLITS": splits}, 4
         )
-    signature = dict.fromkeys(("qkv", "keys", "values", "q"), "*bf16:16") | {"table": "*fp32:16", "positions": "i32"}
-    signature |= dict.fromkeys(("query_token", "query_slot", "position"), "*i32")
+    signature = dict.fromkeys(("qkv", "keys", "values", "q"), "*bf16:16") | {"table": "*fp32:16"}
+    signature |= dict.fromkeys(("canvases", "positions"), "i32") | dict.fromkeys(_STORE_PLAN, "*i32")
     constants = {"HEADS": 9, "KV_HEADS": 3, "HEAD": 64, "PAGE": PAGE}
     yield Variant("rotate_and_store, bf16, heads of 64", _rotate_and_store, signature, constants, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from functools import partial
 
 import pytest
@@ -83,6 +84,26 @@ def test_rotates_and_stores_what_the_reference_does_and_nothing_else():
     torch.testing.assert_close(got, rotate_and_store(qkv, *theirs, case.plan, case.rope), rtol=2e-3, atol=1e-3)
     for a, b in zip(mine, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=2e-3, atol=1e-3, equal_nan=True)
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+def test_a_plan_may_lie_in_room_for_more(splits):
+    """More canvases, without queries, and more rows; what is behind the last canvas's must not be used."""
+    case = Case(RAGGED, 1, 3, 64, 8, device=DEVICE)
+    n, more, keys, values = len(case.qkv), 5, case.pool.keys[0], case.pool.values[0]
+    expected, before = case.run(), (keys.clone(), values.clone())
+    lists = {f.name: getattr(case.plan, f.name) for f in fields(case.plan)}
+    for name, values_of in lists.items():
+        if isinstance(values_of, torch.Tensor):
+            start = name in ("query_start", "token_start", "context_start")
+            room = values_of[-1:].expand(more) if start else torch.full_like(values_of[:1], 1 << 30).expand(more)
+            lists[name] = torch.cat([values_of, room])
+    roomy = replace(case.plan, **lists)
+    qkv = torch.cat([case.qkv, torch.full_like(case.qkv[:1], torch.nan).expand(more, -1, -1)]).to(DEVICE)
+    q = fused.rotate_and_store(qkv, keys, values, roomy, case.rope)
+    out = fused.canvas_attention(q, keys, values, roomy, case.rope, scale=0.125, splits=splits)
+    torch.testing.assert_close(out[:n].cpu(), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close((keys, values), before, equal_nan=True)
 
 
 def test_refuses_what_it_would_misread():
