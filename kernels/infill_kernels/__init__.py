@@ -10,6 +10,7 @@ from infill_kernels.attention import (
     Placed,
     Plan,
     Rope,
+    moved,
     plan,
     rotate,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "canvas_attention",
     "commit",
     "logits",
+    "moved",
     "plan",
     "rotate",
     "rotate_and_store",

@@ -144,7 +144,8 @@ class Part(NamedTuple):
 class Plan:
     """What all layers of a pass share, for C canvases of T tokens in all, of which N are queries; int32 on one device.
 
-    Ragged lists are concatenated; `x_start[c] : x_start[c + 1]` are those of canvas c.
+    Ragged lists are concatenated; `x_start[c] : x_start[c + 1]` are those of canvas c, which may have none. What a list
+    holds behind the last canvas's is not read, so a plan may lie in room for more.
     """
 
     #: [C + 1] each.
@@ -185,7 +186,8 @@ class Plan:
 
 
 def plan(parts: Sequence[Part], bias_right: float = 0.0, device: torch.device | str = "cpu") -> Plan:
-    """Plans one pass over a batch of canvases. All integers travel to the device in one copy."""
+    """Plans one pass over a batch of canvases. All integers travel to the device in one copy, which waits for nothing
+    that the device does."""
     lists: dict[str, list[int]] = {name: [] for name in _INTEGERS}
     query_start, token_start, context_start, bias = [0], [0], [0], []
     for part in parts:
@@ -221,7 +223,7 @@ def plan(parts: Sequence[Part], bias_right: float = 0.0, device: torch.device | 
     lists |= {"query_start": query_start, "token_start": token_start, "context_start": context_start}
     sizes = [len(values) for values in lists.values()]
     packed = np.fromiter(itertools.chain(*lists.values()), np.int32, sum(sizes))
-    both = torch.from_numpy(np.concatenate([packed, np.array(bias, np.float32).view(np.int32)])).to(device)
+    both = moved(torch.from_numpy(np.concatenate([packed, np.array(bias, np.float32).view(np.int32)])), device)
     views = dict(zip(lists, torch.split(both[: len(packed)], sizes), strict=True))
     return Plan(
         **views,
@@ -232,6 +234,14 @@ def plan(parts: Sequence[Part], bias_right: float = 0.0, device: torch.device | 
         most_keys=max(len(part.positions) + sum(max(0, c.end - c.first) for c in part.contexts) for part in parts),
         positions=1 + max(*lists["position"], *lists["context_back"], 0),
     )
+
+
+def moved(x: Tensor, device: torch.device | str) -> Tensor:
+    """A host's tensor on `device`. To a GPU it goes from pinned memory, in the order of the stream, and the host goes
+    on at once."""
+    if torch.device(device).type != "cuda":
+        return x.to(device)
+    return x.pin_memory().to(device, non_blocking=True)
 
 
 _INTEGERS = tuple(name for name, kind in Plan.__annotations__.items() if kind == "Tensor" and name != "context_bias")
@@ -293,6 +303,8 @@ def canvas_attention(
     queries, tokens, contexts = (starts.tolist() for starts in (plan.query_start, plan.token_start, plan.context_start))
     for c in range(len(queries) - 1):
         rows, own = slice(queries[c], queries[c + 1]), slice(tokens[c], tokens[c + 1])
+        if rows.start == rows.stop:
+            continue
         here = q[rows].float() * scale
         which = plan.query_token[rows].long()
         position = plan.position[which]
