@@ -317,9 +317,9 @@ class Engine:
         outputs = unmask(hidden, head, allowed=head.allow(len(hidden), sets) if sets else None)
         logprobs = logits(hidden, head, wanted.to(hidden.device)) - outputs.lse[:, None]
         # fp64 holds ids exactly, so that one copy brings all.
-        read = torch.stack([outputs.token, outputs.prob, outputs.entropy, *logprobs.unbind(1)]).double().tolist()
-        token, prob, entropy, end, target = read
-        return Rows([int(t) for t in token], prob, entropy, end, target)
+        columns = [outputs.token.double(), outputs.prob, outputs.entropy, logprobs[:, 0].exp(), logprobs[:, 1]]
+        token, *others = torch.stack(columns).tolist()
+        return Rows([int(t) for t in token], *others)
 
     def _step(self, run: _Run, outcome: Outcome) -> tuple[Reason | None, list[Event]]:
         """What a pass brings: commit, then grow, cut or stop."""

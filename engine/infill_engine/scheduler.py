@@ -39,6 +39,9 @@ LEAST_PASSES = 4
 #: How a request ends that was answered.
 ANSWERED = ("end", "limit", "deadline")
 
+#: The weight of a pass in the running means, for each that came after it.
+FADING = 0.98
+
 _RANK = {"typed": 0, "explicit": 1, "speculation": 2}
 
 
@@ -153,36 +156,36 @@ class Pace:
     """What work takes, as running means. A guess of 0 until measured: nobody is refused for what is not known."""
 
     def __init__(self) -> None:
-        self._pass_s: dict[int, float] = {}
+        # Weighted sums over passes, of 1, rows, seconds, rows^2 and rows x seconds, in which older ones fade.
+        self._sums: tuple[float, ...] = (0.0,) * 5
         self._step_s = 0.0
         self._steps = 0.0
 
     def passed(self, rows: int, seconds: float) -> None:
         """A pass took so long."""
-        key = rows.bit_length()
-        self._pass_s[key] = _mean(self._pass_s.get(key, 0.0), seconds)
+        new = (1.0, rows, seconds, rows * rows, rows * seconds)
+        self._sums = tuple(FADING * old + one for old, one in zip(self._sums, new, strict=True))
 
     def prepared(self, steps: int, seconds: float) -> None:
         """A request took so many steps of encoding, of so long in all, to its first pass."""
         self._steps += 0.2 * (steps - self._steps)
         if steps:
-            self._step_s = _mean(self._step_s, seconds / steps)
+            self._step_s += 0.2 * (seconds / steps - self._step_s) if self._step_s else seconds / steps
 
     def pass_s(self, rows: int) -> float:
-        """Seconds that a pass takes; where none of the size was measured, that of the next smaller one."""
-        sizes = [size for size in list(self._pass_s) if size <= rows.bit_length()]
-        return self._pass_s[max(sizes)] if sizes else 0.0
+        """Seconds that a pass takes: a line through those measured, by least squares."""
+        n, x, y, xx, xy = self._sums
+        if not n:
+            return 0.0
+        spread = n * xx - x * x
+        slope = max(0.0, (n * xy - x * y) / spread) if spread > 1e-6 * n * xx else 0.0
+        return max(0.0, (y + slope * (n * rows - x)) / n)
 
     def wait_s(self, encoding: int, rows: int) -> float:
         """Seconds until a new request has had `LEAST_PASSES`, where `encoding` others encode before it, and passes have
         `rows` rows with it."""
         steps = (encoding + 1) * self._steps
         return steps * self._step_s + (steps + LEAST_PASSES) * self.pass_s(rows)
-
-
-def _mean(mean: float, new: float) -> float:
-    """A running mean's next value; the first measurement is taken as it is."""
-    return mean + 0.2 * (new - mean) if mean else new
 
 
 NO_MEMORY = Final("busy", "the engine's memory is full of what other requests use: ask again in a moment")
@@ -368,10 +371,8 @@ class Scheduler:
             self._denoise(engine, _together(canvases))
         if encoding and not (by_urgency and canvases and encoding[0].rank > canvases[0].rank):
             self._encode(engine, encoding[0])
-        elif not any(job.emit for job in list(self._jobs)):
-            primes = [job for job in list(self._jobs) if not job.emit and not job.verdict]
-            if primes:
-                self._encode(engine, primes[-1])
+        elif not live and (ahead := self._next_prime()):
+            self._encode(engine, ahead)
 
     def _begin_round(self, engine: Engine) -> list[Job]:
         """Ends what is to end, lets new requests say what they need, and returns the requests that are live."""
@@ -382,11 +383,18 @@ class Scheduler:
                 job.steps, job.turn = engine.infill(job.request, job.started), self._rounds
                 self._advance(job)
                 self._measure(job)
-            # It ends at the boundary between rounds that is next to its deadline.
-            half_s = self.pace.pass_s(job.wants.rows) / 2 if job.wants else 0.0
-            if job.steps and job.emit and time.monotonic() + half_s > job.deadline:
+        live = [job for job in list(self._jobs) if job.steps and job.emit]
+        # A request ends at the boundary between rounds that is next to its deadline.
+        half_s = self.pace.pass_s(sum(job.wants.rows for job in live if job.wants)) / 2
+        for job in live:
+            if time.monotonic() + (half_s if job.wants else 0.0) > job.deadline:
                 self._advance(job)
-        return [job for job in list(self._jobs) if job.steps and job.emit and not job.verdict]
+        return [job for job in live if job.steps]
+
+    def _next_prime(self) -> Job | None:
+        """The newest context to be encoded ahead, unless somebody asked for something meanwhile."""
+        jobs = [job for job in list(self._jobs) if not job.verdict]
+        return jobs[-1] if jobs and not any(job.emit for job in jobs) else None
 
     def _denoise(self, engine: Engine, jobs: list[Job]) -> None:
         """One pass for all of these, after which each goes on until it needs the next."""
@@ -429,8 +437,8 @@ class Scheduler:
     def _end_least_urgent(self) -> None:
         """Ends one job for the memory it holds."""
         holders = [job for job in list(self._jobs) if job.steps]
-        least = max(holders, key=lambda job: (job.emit is None, *job.urgency))
-        self._finish(least, NO_MEMORY)
+        least = max(holders, key=lambda job: (job.verdict is not None, job.emit is None, *job.urgency))
+        self._finish(least, least.verdict or NO_MEMORY)
 
     def _encode(self, engine: Engine, job: Job) -> None:
         """One step of encoding."""

@@ -401,3 +401,6 @@ def test_line_ends_are_scored_by_the_suffix_behind_them():
     scored = {end.offset: end.suffix_logprob for end in ends if end.suffix_logprob is not None}
     assert len(scored) >= 2
     assert max(scored, key=scored.get) == len("\n  a\n  b")
+    *line_ends, last = ends
+    assert all(0.0 < end.end_prob < 1e-4 for end in line_ends)
+    assert last.end_prob > 0.99

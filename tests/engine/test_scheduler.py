@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from infill_engine.fetch import Report
 from infill_engine.protocol import Candidate, Event, Final, InfillRequest, Timing
-from infill_engine.scheduler import MAX_PRIMES, PATIENCE, Engine, Phase, Scheduler
+from infill_engine.scheduler import LEAST_PASSES, MAX_PRIMES, PATIENCE, Engine, Pace, Phase, Scheduler
 from msgspec.structs import replace
 from scripted import ScriptedEngine, Steps, ask, wait_for
 
@@ -403,3 +405,41 @@ def test_refused_requests_do_not_keep_a_failed_engine_from_ending() -> None:
     wait_for(lambda: scheduler.idle_s() > 0.02)
     assert Listener(scheduler, ask()).next() == Final("error", "no such model")
     assert scheduler.idle_s() > 0.02
+
+
+@given(
+    st.floats(1e-3, 0.1),
+    st.floats(0, 1e-2),
+    st.lists(st.integers(1, 256), min_size=2, max_size=30),
+    st.integers(1, 512),
+)
+def test_the_pace_finds_what_a_pass_takes_by_its_rows(base: float, a_row: float, sizes: list[int], rows: int) -> None:
+    pace = Pace()
+    assert pace.pass_s(rows) == 0.0
+    for size in sizes:
+        pace.passed(size, base + a_row * size)
+    if len(set(sizes)) > 1:
+        assert pace.pass_s(rows) == pytest.approx(base + a_row * rows, rel=1e-3, abs=1e-4)
+    else:
+        assert pace.pass_s(rows) == pytest.approx(base + a_row * sizes[0])
+
+
+def test_the_pace_forgets_one_slow_pass() -> None:
+    pace = Pace()
+    for _ in range(20):
+        pace.passed(2, 0.02)
+    pace.passed(12, 5.0)
+    assert pace.pass_s(12) > 1.0
+    for _ in range(600):
+        pace.passed(2, 0.02)
+        pace.passed(3, 0.02)
+    assert pace.pass_s(12) < 0.05
+
+
+def test_the_pace_counts_the_steps_of_those_before() -> None:
+    pace = Pace()
+    for _ in range(50):
+        pace.passed(4, 0.01)
+        pace.prepared(6, 0.12)
+    assert pace.wait_s(0, 4) == pytest.approx(6 * 0.02 + (6 + LEAST_PASSES) * 0.01, rel=1e-2)
+    assert pace.wait_s(2, 4) == pytest.approx(18 * 0.02 + (18 + LEAST_PASSES) * 0.01, rel=1e-2)
