@@ -8,7 +8,7 @@ model, only a vocabulary of byte strings.
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -52,9 +52,10 @@ class LineTokenizer:
     def __init__(self, codec: Codec, cached_segments: int = 65536) -> None:
         self.codec = codec
         self.encode_segment = lru_cache(cached_segments)(lambda text: tuple(codec.encode(text)))
-        self._sorted = sorted((b, i) for i, b in enumerate(codec.tokens) if b)
-        self._keys = [b for b, _ in self._sorted]
-        self._ids = dict(reversed(self._sorted))
+        ordered = sorted((b, i) for i, b in enumerate(codec.tokens) if b)
+        self._keys = [b for b, _ in ordered]
+        self._in_order = torch.tensor([i for _, i in ordered])
+        self._ids = dict(reversed(ordered))
 
     @staticmethod
     def segments(text: str) -> list[str]:
@@ -84,10 +85,9 @@ class LineTokenizer:
         """bool [V]: the ids that may come next while `rest` has still to be written: those that begin with it, and
         those that it begins with."""
         mask = torch.zeros(len(self.codec.tokens), dtype=torch.bool)
-        at = bisect_left(self._keys, rest)
-        while at < len(self._keys) and self._keys[at].startswith(rest):
-            mask[self._sorted[at][1]] = True
-            at += 1
+        first = bisect_left(self._keys, rest)
+        end = bisect_right(self._keys, rest, lo=first, key=lambda token: token[: len(rest)])
+        mask[self._in_order[first:end]] = True
         for end in range(1, len(rest)):
             token = self._ids.get(rest[:end])
             if token is not None:
