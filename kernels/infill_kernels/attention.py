@@ -145,7 +145,7 @@ class Plan:
     """What all layers of a pass share, for C canvases of T tokens in all, of which N are queries; int32 on one device.
 
     Ragged lists are concatenated; `x_start[c] : x_start[c + 1]` are those of canvas c, which may have none. What a list
-    holds behind the last canvas's is not read, so a plan may lie in room for more.
+    holds behind the last canvas's is room for more: it is not read, and rows there are not computed.
     """
 
     #: [C + 1] each.
@@ -282,18 +282,20 @@ def rotate_and_store(qkv: Tensor, keys: Tensor, values: Tensor, plan: Plan, rope
     [pages, Hkv, PAGE, hd]. Returns the queries, [N, Hq, hd] in qkv's dtype.
     """
     rope.reserve(plan.positions)
-    kv_heads = keys.shape[1]
-    qk = rotate(qkv[:, :-kv_heads], rope, plan.position[plan.query_token])
-    slot = plan.query_slot.long()
+    kv_heads, n = keys.shape[1], int(plan.query_start[-1])
+    qk = rotate(qkv[:n, :-kv_heads], rope, plan.position[plan.query_token[:n]])
+    slot = plan.query_slot[:n].long()
     keys[slot // PAGE, :, slot % PAGE] = qk[:, -kv_heads:].to(keys.dtype)
-    values[slot // PAGE, :, slot % PAGE] = qkv[:, -kv_heads:].to(values.dtype)
-    return qk[:, :-kv_heads].to(qkv.dtype)
+    values[slot // PAGE, :, slot % PAGE] = qkv[:n, -kv_heads:].to(values.dtype)
+    q = torch.empty_like(qkv[:, : -2 * kv_heads], memory_format=torch.contiguous_format)
+    q[:n] = qk[:, :-kv_heads]
+    return q
 
 
 def canvas_attention(
     q: Tensor, keys: Tensor, values: Tensor, plan: Plan, rope: Rope, *, scale: float, window: int | None = None
 ) -> Tensor:
-    """Attention of one layer. Returns [N, Hq, hd] in q's dtype; computed in fp32.
+    """Attention of one layer. Returns [N, Hq, hd] in q's dtype; computed in fp32. Rows of no canvas are undefined.
 
     q: [N, Hq, hd], rotated at its positions; keys, values: the layer's pool [pages, Hkv, PAGE, hd], which holds the
     canvases' own already. Hq is a multiple of Hkv, query head h reads key head h // (Hq / Hkv).
