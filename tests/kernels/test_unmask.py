@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from infill_kernels import Head, logits, unmask
+from infill_kernels import Head, Unmasked, logits, unmask
+from infill_kernels.unmask import unmask as reference
 
 
 def case(rows: int, vocab: int, width: int, seed: int, scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -128,8 +130,25 @@ def test_chosen_logits_equal_those_of_the_whole_product():
     torch.testing.assert_close(logits(hidden, head, ids), logits(hidden, head).gather(1, ids))
 
 
+class Other:
+    """A head's other form: its product, and an `unmask` that tells that it was asked."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight, self.asked = weight, 0
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden @ self.weight.T
+
+    def unmask(self, hidden: torch.Tensor, head: Head, **options: Any) -> Unmasked:
+        self.asked += 1
+        return reference(hidden, head, **options)
+
+
 def test_a_faster_projection_is_what_is_used():
     hidden, weight = case(2, 6, 3, seed=1)
-    other = torch.randn(6, 3, generator=torch.Generator().manual_seed(9))
-    out = unmask(hidden, Head(weight, project=lambda h: h @ other.T))
-    assert torch.equal(out.token, (hidden @ other.T).argmax(-1))
+    other = Other(torch.randn(6, 3, generator=torch.Generator().manual_seed(9)))
+    head = Head(weight, project=other)
+    for more, asked in ({}, 1), ({"noise": torch.zeros(2, 6)}, 1), ({"soft": True}, 1), ({}, 2):
+        out = unmask(hidden, head, **more)
+        assert torch.equal(out.token, (hidden @ other.weight.T).argmax(-1))
+        assert other.asked == asked
