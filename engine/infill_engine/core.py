@@ -5,7 +5,7 @@ Knows no model by name, no editor and no wire format. Positions and lengths coun
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
@@ -133,6 +133,8 @@ class Facts:
     lookahead: int
     #: Known tokens before the gap to encode on the canvas, where they see the blocks: at least, and at most.
     left: tuple[int, int]
+    #: Tokens that `Writer.write` should write at once; 1 where the family is none.
+    steps: int = 1
 
 
 class Denoiser(Protocol):
@@ -144,12 +146,16 @@ class Denoiser(Protocol):
     @property
     def head(self) -> Head: ...
 
-    def encode(self, tokens: Sequence[int], kv: ContextKV | None) -> Generator[None, None, ContextKV]:
+    def encode(
+        self, tokens: Sequence[int], kv: ContextKV | None, ahead: bool = False
+    ) -> Generator[None, None, ContextKV]:
         """Extends a context, in place, or begins one. Causal: what was encoded before stays as it is.
 
         Each `next` is a bounded piece of work, and yields; no tokens are no work. The context's length changes with the
         last one only, so a generator that is closed before leaves it as it was. Raises `MemoryError` where there is no
         room for more keys and values; that, too, leaves it as it was.
+
+        ahead: no request waits for it, so that a device may do it behind other work.
         """
 
     def denoise(
@@ -161,6 +167,26 @@ class Denoiser(Protocol):
         frontier + i: one row for the frontier, one for each proposed slot and one for each mask fed. Then come the
         branches' rows, one for each branch token, which predicts what follows it. Raises `MemoryError` where there is
         no room; the same call may then be made again.
+        """
+
+
+class Writer(Denoiser, Protocol):
+    """A family that writes several tokens one after the other before the host looks at them."""
+
+    def write(
+        self,
+        canvases: Sequence[Canvas],
+        contexts: Sequence[Contexts],
+        states: Sequence[Any],
+        steps: int,
+        read: Callable[[Tensor], Tensor],
+    ) -> tuple[Tensor, list[Any]]:
+        """As `denoise` of canvases with neither proposals nor masks nor branches, made `steps` times: each time with
+        the tokens that `read` took from the rows before.
+
+        read: from hidden rows [C, D], one a canvas, what is to be known of them, float64 [F, C] on their device, ids in
+        the first line. Returns all of that, [steps, F, C] on the host, and the states, in which all tokens but the last
+        are known. Raises `MemoryError` as `denoise` does.
         """
 
 

@@ -72,7 +72,9 @@ class FakeDenoiser:
         self._reach = max((len(key + text) for key, text in self._table), default=0)
         self._step_s = step_s
 
-    def encode(self, tokens: Sequence[int], kv: ContextKV | None) -> Generator[None, None, ContextKV]:
+    def encode(
+        self, tokens: Sequence[int], kv: ContextKV | None, ahead: bool = False
+    ) -> Generator[None, None, ContextKV]:
         own = cast(_Tokens, kv) if kv is not None else _Tokens(self.alive)
         if tokens:
             self._take(len(tokens))

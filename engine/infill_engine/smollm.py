@@ -11,9 +11,11 @@ prefix alone 2.15; the suffix as a block after the canvas, where it stands in th
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -29,11 +31,14 @@ from infill_kernels import (
     Plan,
     Rope,
     canvas_attention,
+    moved,
     plan,
     rotate_and_store,
 )
+from infill_kernels.fp8 import Fp8Linear
 from torch import Tensor
 
+from infill_engine import cuda
 from infill_engine.core import Canvas, ContextKV, Contexts, Facts, ModelError, agreement
 
 
@@ -64,7 +69,12 @@ BLOCK_GATE, RIGHT_GATE = 1.0, -1.0
 #: Layers that one step of encoding runs: between two, more urgent work may go first.
 GROUP = 10
 
-DTYPES = ("fp32", "bf16", "int8")
+#: Tokens that a GPU writes before the host looks, where nothing else is asked of it.
+GPU_STEPS = 8
+#: Rotary positions that there are on a GPU from the start, 8 MiB: growing the tables costs the recorded graphs.
+GPU_POSITIONS = 1 << 15
+
+DTYPES = ("fp32", "bf16", "int8", "fp8")
 
 _MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 
@@ -76,29 +86,44 @@ class _Stack(Protocol):
         """The residual stream [N, width] after layers `first` to `end` - 1; keys and values go into the pool."""
 
 
+#: A product with one matrix: x [N, K] -> [N, O].
+_Product = Callable[[Tensor], Tensor]
+
+
 class _DenseStack:
     """The layers in a floating type, by torch and the kernels that suit the device."""
 
-    def __init__(self, weights: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        weights: Mapping[str, Tensor],
+        shape: Shape,
+        dtype: torch.dtype,
+        device: torch.device,
+        product: Callable[[Tensor], _Product],
+    ) -> None:
+        """product: makes one of a matrix [O, K]."""
         self._shape = shape
-        self._layers = []
+        self._layers: list[tuple[Tensor, Tensor, _Product, _Product, _Product, _Product]] = []
         for i in range(shape.layers):
             q, k, v, output, gate, up, down = (weights[f"blk.{i}.{name}.weight"] for name in _MATRICES)
-            norms = (weights[f"blk.{i}.{name}.weight"] for name in ("attn_norm", "ffn_norm"))
-            matrices = (torch.cat([_scaled(q, shape), k, v]), output, torch.cat([gate, up]), down)
-            self._layers.append([tensor.to(device, dtype) for tensor in (*norms, *matrices)])
+            attention_norm, ffn_norm = (
+                weights[f"blk.{i}.{name}.weight"].to(device, dtype) for name in ("attn_norm", "ffn_norm")
+            )
+            matrices = torch.cat([_scaled(q, shape), k, v]), output, torch.cat([gate, up]), down
+            to_qkv, to_output, to_gate_up, to_down = map(product, matrices)
+            self._layers.append((attention_norm, ffn_norm, to_qkv, to_output, to_gate_up, to_down))
 
     def __call__(self, x: Tensor, plan: Plan, pool: KVPool, rope: Rope, first: int, end: int) -> Tensor:
         shape = self._shape
         for i in range(first, end):
-            attention_norm, ffn_norm, qkv_weight, output, gate_up, down = self._layers[i]
+            attention_norm, ffn_norm, to_qkv, to_output, to_gate_up, to_down = self._layers[i]
             keys, values = pool.keys[i], pool.values[i]
-            qkv = F.linear(normed(x, attention_norm, shape), qkv_weight).view(len(x), -1, shape.head_size)
+            qkv = to_qkv(normed(x, attention_norm, shape)).view(len(x), -1, shape.head_size)
             q = rotate_and_store(qkv, keys, values, plan, rope)
             attended = canvas_attention(q, keys, values, plan, rope, scale=1.0)
-            x = x + F.linear(attended.view(len(x), -1), output)
-            gate, up = F.linear(normed(x, ffn_norm, shape), gate_up).chunk(2, -1)
-            x = x + F.linear(F.silu(gate) * up, down)
+            x = x + to_output(attended.view(len(x), -1))
+            gate, up = to_gate_up(normed(x, ffn_norm, shape)).chunk(2, -1)
+            x = x + to_down(F.silu(gate) * up)
         return x
 
 
@@ -159,6 +184,8 @@ class _KV:
     def __init__(self, pool: KVPool) -> None:
         self.length = 0
         self.pages: list[int] = []
+        #: Follows what writes into the pages on another stream than that of requests.
+        self.written: torch.cuda.Event | None = None
         self._pool = pool
 
     @property
@@ -167,17 +194,29 @@ class _KV:
 
     def truncate(self, length: int) -> None:
         self.length = min(self.length, length)
-        kept = -(-self.length // PAGE)
-        self._pool.give(self.pages[kept:])
-        del self.pages[kept:]
+        self._give(-(-self.length // PAGE))
 
     def reserve(self, length: int) -> None:
         """Room for `length` tokens. Raises `MemoryError` where the pool has no more."""
         while len(self.pages) * PAGE < length:
             self.pages.append(self._pool.take())
 
+    def settle(self) -> None:
+        """Lets the current stream wait for what is being written."""
+        if self.written is not None:
+            self.written.wait()
+            self.written = None
+
+    def _give(self, kept: int) -> None:
+        """Gives the pages back but the first `kept`. Whoever takes them next may write at once."""
+        if self.written is not None and len(self.pages) > kept:
+            self.written.synchronize()
+            self.written = None
+        self._pool.give(self.pages[kept:])
+        del self.pages[kept:]
+
     def __del__(self) -> None:
-        self._pool.give(self.pages)
+        self._give(0)
 
 
 @dataclass(slots=True)
@@ -190,8 +229,6 @@ class _State:
 
 class SmolDenoiser:
     """`Denoiser` of the embedded model, untrained for masks: known tokens predict their right neighbour."""
-
-    facts = Facts(mask_id=MASK_ID, end_id=END_ID, sink_id=SINK_ID, lookahead=0, left=(4, 20))
 
     def __init__(
         self,
@@ -207,8 +244,10 @@ class SmolDenoiser:
         canvases; threads: of one pass in int8 (the others use torch's)."""
         self._shape = shape
         self._device = torch.device(device)
-        self._dtype = torch.bfloat16 if dtype == "bf16" else torch.float32
-        self._rope = Rope(shape.head_size, shape.rope_base, self._device)
+        self._dtype = torch.bfloat16 if dtype in ("bf16", "fp8") else torch.float32
+        on_gpu = self._device.type == "cuda"
+        self.facts = Facts(MASK_ID, END_ID, SINK_ID, lookahead=0, left=(4, 20), steps=GPU_STEPS if on_gpu else 1)
+        self._rope = Rope(shape.head_size, shape.rope_base, self._device, GPU_POSITIONS if on_gpu else 2048)
         self._norm = weights["output_norm.weight"].to(self._device, self._dtype)
         banned = torch.zeros(shape.vocab, dtype=torch.bool)
         banned[:SPECIALS] = True
@@ -228,15 +267,28 @@ class SmolDenoiser:
             rows = weights[f"{INT8}rows"]
             self.head = Head(rows, banned=banned, project=cpu.Int8Head(head, shape.vocab, team))
         else:
-            self._stack = _DenseStack(weights, shape, self._dtype, self._device)
+            self._stack = _DenseStack(weights, shape, self._dtype, self._device, self._product(dtype))
             self.head = Head(_embedding(weights).to(self._device, self._dtype), banned=banned)
         kept = torch.float16 if dtype == "int8" else self._dtype
         sizes = (shape.layers, shape.kv_heads, shape.head_size)
         page_bytes = 2 * math.prod(sizes) * PAGE * kept.itemsize
         pages = max(4, cache_bytes // page_bytes)
         self._pool = KVPool(*sizes, pages, kept, self._device, transposed=dtype == "int8")
+        self._graphed = self._behind = None
+        if on_gpu:
+            self._graphed, self._behind = (
+                cuda.Graphed(self._compute, self._rope, self._device),
+                cuda.Behind(self._device),
+            )
 
-    def encode(self, tokens: Sequence[int], kv: ContextKV | None) -> Generator[None, None, ContextKV]:
+    def prepare(self) -> None:
+        """Compiles and records what usual passes run on a GPU, so that no request has to wait for it."""
+        if self._graphed is not None:
+            self._graphed.prepare(RIGHT_GATE)
+
+    def encode(
+        self, tokens: Sequence[int], kv: ContextKV | None, ahead: bool = False
+    ) -> Generator[None, None, ContextKV]:
         own = cast(_KV, kv) if kv is not None else _KV(self._pool)
         n, done = len(tokens), own.length
         if n == 0:
@@ -244,15 +296,27 @@ class SmolDenoiser:
         own.reserve(done + n)
         chain = list(range(-1, n - 1))
         before = [Placed(own.pages, 0, done)]
-        of_pass = plan([Part(range(done, done + n), chain, [LEFT] * n, n, own.pages, done, before)], 0.0, self._device)
-        x = self._embed(tokens)
+        part = Part(range(done, done + n), chain, [LEFT] * n, n, own.pages, done, before)
+        with self._writing(own, ahead):
+            of_pass, x = plan([part], 0.0, self._device), self._embed(moved(torch.tensor(tokens), self._device))
         for first in range(0, self._shape.layers, GROUP):
-            x = self._run(x, of_pass, first, min(first + GROUP, self._shape.layers))
+            with self._writing(own, ahead):
+                x = self._run(x, of_pass, first, min(first + GROUP, self._shape.layers))
             if first + GROUP < self._shape.layers:
                 yield
         own.length = done + n
         yield
         return own
+
+    @contextlib.contextmanager
+    def _writing(self, kv: _KV, ahead: bool) -> Iterator[None]:
+        """What is launched within writes into `kv`: behind the requests' work if it is ahead of need."""
+        if ahead and self._behind is not None:
+            with self._behind.work() as kv.written:
+                yield
+        else:
+            kv.settle()
+            yield
 
     def denoise(
         self, canvases: Sequence[Canvas], contexts: Sequence[Contexts], states: Sequence[Any]
@@ -264,12 +328,38 @@ class SmolDenoiser:
             parts.append(part)
             keep.append(frontier)
             after.append(known)
-        of_pass = plan(parts, RIGHT_GATE, self._device)
-        hidden = normed(self._run(self._embed(tokens), of_pass, 0, self._shape.layers), self._norm, self._shape)
+        # A copy, since the next pass may compute where this one's rows are.
+        hidden = self._load(torch.tensor(tokens), plan(parts, RIGHT_GATE)).run().clone()
         for state in after:
             state.kv.length = len(state.tokens)
         rows = torch.split(hidden, [part.queries for part in parts])
         return [x[frontier:] for x, frontier in zip(rows, keep, strict=True)], after
+
+    def write(
+        self,
+        canvases: Sequence[Canvas],
+        contexts: Sequence[Contexts],
+        states: Sequence[Any],
+        steps: int,
+        read: Callable[[Tensor], Tensor],
+    ) -> tuple[Tensor, list[Any]]:
+        hidden, after = self.denoise(canvases, contexts, states)
+        parts = []
+        for canvas, context, state in zip(canvases, contexts, after, strict=True):
+            # What is known already is one more context of the next token: then the plan of the token after that has
+            # the same lists, with one added here and there.
+            kv, known = state.kv, len(state.tokens)
+            kv.reserve(known + steps)
+            placed = [*self._placed(canvas, context), Placed(kv.pages, 0, known)]
+            parts.append(Part([canvas.origin + known], [-1], [LEFT], 1, kv.pages, known, placed))
+        of_pass = plan(parts, RIGHT_GATE)
+        last = replace(of_pass, most_keys=of_pass.most_keys + steps, positions=of_pass.positions + steps)
+        loaded = self._load(torch.zeros(len(parts), dtype=torch.int64), last)
+        said = cuda.write(loaded, read(torch.cat(hidden)), steps - 1, read).cpu()
+        for state, ids in zip(after, said[:-1, 0].long().T.tolist(), strict=True):
+            state.tokens += ids
+            state.kv.length = len(state.tokens)
+        return said, after
 
     def _place(self, canvas: Canvas, contexts: Contexts, state: _State | None) -> tuple[list[int], Part, int, _State]:
         """One canvas's share of a pass: its tokens that are computed, where they stand, the row among them that
@@ -281,15 +371,36 @@ class SmolDenoiser:
         if state is not None:  # what is known stays; a proposal that proved wrong is written over
             done = min(agreement(state.tokens, chain), tree.frontier)
         kv.reserve(len(tree.tokens))
-        placed = [Placed(cast(_KV, contexts.prefix).pages, 0, canvas.origin)]
-        for block in cast(Sequence[_KV], contexts.blocks):
-            placed.append(Placed(block.pages, 1, block.length, -block.length, BLOCK_GATE, block=True))
         queries = len(tree.tokens) - done
+        placed = self._placed(canvas, contexts)
         part = Part(tree.positions, tree.parents, tree.classes, queries, kv.pages, 0, placed)
         return tree.tokens[done:], part, tree.frontier - done, _State(kv, chain)
 
-    def _embed(self, tokens: Sequence[int]) -> Tensor:
-        return F.embedding(torch.tensor(tokens, device=self._device), self.head.weight).to(self._dtype)
+    def _placed(self, canvas: Canvas, contexts: Contexts) -> list[Placed]:
+        """The contexts where they stand for a canvas, ready to be read."""
+        prefix, blocks = cast(_KV, contexts.prefix), cast(Sequence[_KV], contexts.blocks)
+        for kv in (prefix, *blocks):
+            kv.settle()
+        placed = [Placed(prefix.pages, 0, canvas.origin)]
+        return placed + [Placed(b.pages, 1, b.length, -b.length, BLOCK_GATE, block=True) for b in blocks]
+
+    def _product(self, dtype: str) -> Callable[[Tensor], _Product]:
+        if dtype == "fp8":
+            return partial(Fp8Linear, device=self._device)
+        return lambda weight: partial(F.linear, weight=weight.to(self._device, self._dtype))
+
+    def _load(self, tokens: Tensor, of_pass: Plan) -> cuda.Loaded:
+        """A whole pass over ids [N]; both on the host."""
+        if self._graphed is not None:
+            return self._graphed.load(tokens, of_pass)
+        return cuda.Loaded(tokens, of_pass, partial(self._compute, tokens, of_pass))
+
+    def _compute(self, tokens: Tensor, of_pass: Plan) -> Tensor:
+        """The rows [N, width] of the final norm; all on the device."""
+        return normed(self._run(self._embed(tokens), of_pass, 0, self._shape.layers), self._norm, self._shape)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        return F.embedding(tokens, self.head.weight).to(self._dtype)
 
     def _run(self, x: Tensor, of_pass: Plan, first: int, end: int) -> Tensor:
         return self._stack(x, of_pass, self._pool, self._rope, first, end)
@@ -302,8 +413,10 @@ def serving_dtype(wanted: str, device: str) -> str:
     """
     if wanted == "auto" and device != "cpu":
         return "bf16"
-    if wanted != "auto" and wanted not in (cpu_dtypes() if device == "cpu" else DTYPES[:2]):
+    if wanted != "auto" and wanted not in (cpu_dtypes() if device == "cpu" else ("fp32", "bf16", "fp8")):
         raise ModelError(f"the embedded model cannot be served in {wanted!r} on {device}: use auto, fp32 or bf16")
+    if wanted == "fp8" and torch.cuda.get_device_capability(device) < (8, 9):
+        raise ModelError(f"{torch.cuda.get_device_name(device)} has no fp8: use auto, fp32 or bf16")
     return wanted
 
 
