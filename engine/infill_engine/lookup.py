@@ -59,8 +59,8 @@ class _Text(NamedTuple):
     anchor: str
     text: str
 
-    def rest(self, before: str) -> str:
-        """What is left of the text where `before` ends with the old one and the text's beginning; else "". Not by
+    def rest(self, before: str) -> str | None:
+        """What is left of the text where `before` ends with the old one and the text's beginning; else None. Not by
         length, since of a long file only the last part is sent."""
         near = _from_start(before, len(self.anchor) + len(self.text))
         at = near.find(self.anchor)
@@ -69,7 +69,7 @@ class _Text(NamedTuple):
             if self.text.startswith(typed):
                 return self.text[len(typed) :]
             at = near.find(self.anchor, at + 1)
-        return ""
+        return None
 
 
 def _from_start(text: str, most: int) -> str:
@@ -85,14 +85,21 @@ class LastTexts:
 
     def keep(self, document: Hashable, before: str, text: str) -> None:
         """Notes what was written behind `before`, the whole text before the gap. A longer one that begins with it is
-        not forgotten for it: the newer one may have been ended early."""
-        if text and not self.rest(document, before).startswith(text):
+        not forgotten for it, since the newer one may have been ended early; one that it goes on from is kept with it,
+        since that may still be typed."""
+        last = self._texts.get(document)
+        rest = last.rest(before) if last else None
+        if not text or (rest and rest.startswith(text)):
+            return
+        if last and rest == "" and len(last.text) < ANCHOR:
+            self._texts[document] = last._replace(text=last.text + text)
+        else:
             self._texts[document] = _Text(_from_start(before, ANCHOR), text)
-            self._texts.move_to_end(document)
-            if len(self._texts) > TEXTS:
-                self._texts.popitem(last=False)
+        self._texts.move_to_end(document)
+        if len(self._texts) > TEXTS:
+            self._texts.popitem(last=False)
 
     def rest(self, document: Hashable, before: str) -> str:
         """What was written behind `before`, less what has been typed of it since; "" where something else was typed."""
         last = self._texts.get(document)
-        return last.rest(before) if last else ""
+        return (last.rest(before) if last else None) or ""

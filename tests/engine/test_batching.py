@@ -341,16 +341,22 @@ def test_a_deadline_that_comes_while_others_are_served_ends_it_without_work():
         assert (final.timing.encoded, final.timing.steps) == (0, 0)
 
 
-def test_at_the_deadline_what_is_written_is_given():
-    with Bench({"long=": LONG}) as bench:
+def test_at_the_deadline_each_of_many_gets_what_is_written():
+    with Bench({f"{i}=": LONG for i in range(10)} | {"first=": LONG}) as bench:
+        with bench.busy() as first:
+            asked = [bench.submit(ask(f"{i}", head=f"{i}=", max_tokens=250)) for i in range(10)]
+        wait_for(lambda: ("pass", 11) in bench.notes.work)
         bench.denoiser.hold()
-        asked = bench.submit(InfillRequest(client="c", document="d", head="long=", max_tokens=250, deadline_ms=400))
         assert bench.denoiser.entered.wait(5)
-        time.sleep(0.41)
+        passes = bench.denoiser.passes
+        for one in asked:
+            one.job.started -= 100  # as if so much time had gone by
         bench.denoiser.through.set()
-        assert asked.final().reason == "deadline"
-        assert asked.text == "0"
-        assert bench.denoiser.passes == 1
+        finals = [one.final() for one in asked]
+        assert [final.reason for final in finals] == ["deadline"] * 10
+        assert all(final.timing.steps <= passes + 1 for final in finals)
+        assert all(one.text and LONG.startswith(one.text) for one in asked)
+        assert first.final().reason == "limit"
 
 
 def test_who_has_no_time_is_told_at_once_unless_nobody_else_is_there():

@@ -71,6 +71,14 @@ def test_a_text_that_was_ended_early_does_not_hide_the_longer_one_before_it():
     assert texts.rest("d", "x = co") == ""
 
 
+def test_what_was_written_behind_a_text_that_is_not_typed_yet_follows_it():
+    texts = LastTexts()
+    texts.keep("d", "x = ", "compute(a, b)")
+    texts.keep("d", "x = compute(a, b)", "\ny = 2")
+    assert texts.rest("d", "x = comp") == "ute(a, b)\ny = 2"
+    assert texts.rest("d", "x = compute(a, b)") == "\ny = 2"
+
+
 def test_a_long_file_may_lose_its_beginning():
     texts = LastTexts()
     file = "".join(f"line {i}\n" for i in range(100))
