@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from infill_engine import engine as engine_module
+from infill_engine import scheduler as scheduler_module
 from infill_engine.config import EngineConfig
 from infill_engine.context import ContextCache
 from infill_engine.core import Canvas, Pass, Rows, complete
@@ -241,6 +242,29 @@ def test_what_comes_together_is_denoised_together():
         assert first.final().reason == "end"
         assert bench.denoiser.passes <= len("some text") + 3
         assert ("pass", 6) in bench.notes.work
+
+
+def test_a_pass_is_bounded_and_all_get_their_share(monkeypatch):
+    monkeypatch.setattr(scheduler_module, "PASS_ROWS", 4)
+    texts = {f"{i}=": "some text" for i in range(10)}
+    with Bench({"first=": "x", **texts}) as bench:
+        with bench.busy():
+            asked = [bench.submit(ask(f"{i}", head=f"{i}=")) for i in range(10)]
+        assert [one.final().reason for one in asked] == ["end"] * 10
+        assert max(canvases for kind, canvases in bench.notes.work if kind == "pass") == 4
+        # Who waits longest goes first now and then, so the last does not begin when the others have ended.
+        started = [one.job.turn - one.job.passes for one in asked]
+        assert max(started) < len("some text") * 10 // 4
+
+
+def test_what_was_only_guessed_is_not_encoded_ahead():
+    with Bench({"=": "x"}) as bench:
+        bench.submit(ask("d", prefix="some text\n" * 30, head="=", priority="speculation")).final()
+        bench.rest()
+        encoded = bench.denoiser.encoded
+        bench.submit(ask("d", prefix="some text\n" * 30, head="=")).final()
+        bench.rest()
+        assert bench.denoiser.encoded > encoded  # the last few tokens, which a canvas has until then
 
 
 def test_a_cancelled_canvas_stops_within_a_pass_and_frees_its_memory():
