@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import threading
 import time
@@ -459,3 +460,42 @@ def test_the_cache_never_holds_more_than_it_may_and_nothing_that_is_used_falls_o
         assert bench.engine.cache_bytes <= bound
         assert bound // 2 < max(held) <= bound + canvases
         assert all(entry.pins == 0 for entry in bench.engine._cache._entries.values())
+
+
+TEXTS = {f"{i}=": f"{word} + {word}" for i, word in enumerate(("alpha", "beta", "gamma"))}
+
+operation = st.tuples(
+    st.sampled_from(["ask", "ask", "ask", "cancel", "prime"]),
+    st.integers(0, 2),
+    st.integers(0, 3),
+    st.sampled_from(["typed", "explicit", "speculation"]),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(operation, max_size=30), st.sampled_from([math.inf, 250, 120]), st.integers(1, 3))
+def test_whatever_comes_in_whatever_order_each_is_answered_once_and_rightly(operations, room, groups):
+    with Bench(TEXTS, CONFIG, room=room, groups=groups) as bench:
+        asked: list[tuple[int, Asked]] = []
+        for kind, i, document, priority in operations:
+            wanted = ask(
+                f"{document}", prefix=f"text {document}\n" * 8, head=f"{i}=", priority=priority, suffix="\nend"
+            )
+            if kind == "ask":
+                asked.append((i, bench.submit(wanted)))
+            elif kind == "prime":
+                bench.scheduler.prime(wanted)
+            elif asked:
+                bench.scheduler.cancel(asked[i % len(asked)][1].job)
+        for i, one in asked:
+            final = one.final()
+            assert final.reason in ("end", "cancelled", "superseded", "busy")
+            assert TEXTS[f"{i}="].startswith(one.text)
+            if final.reason == "end":
+                assert one.text == TEXTS[f"{i}="]
+        bench.rest()
+        assert len(bench.notes.finals) == len(asked)
+        assert all(one.job.steps is None and one.job.wants is None for _, one in asked)
+        contexts = list(bench.engine._cache._entries.values())
+        assert all(entry.pins == 0 for entry in contexts)
+        assert len(bench.denoiser.alive) == sum(entry.kv is not None for entry in contexts)
