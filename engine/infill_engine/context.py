@@ -35,6 +35,8 @@ class _Entry:
 class Lease:
     """What one request uses of the cache: it stays there while the request lives. Counts its context tokens."""
 
+    #: No request waits for what is encoded.
+    ahead: bool = False
     encoded: int = 0
     reused: int = 0
     entries: list[_Entry] = field(default_factory=list)
@@ -66,9 +68,9 @@ class ContextCache:
         return sum(entry.kv.nbytes for entry in list(self._entries.values()) if entry.kv is not None)
 
     @contextlib.contextmanager
-    def lease(self) -> Iterator[Lease]:
-        """Something to hold entries with."""
-        lease = Lease()
+    def lease(self, ahead: bool = False) -> Iterator[Lease]:
+        """Something to hold entries with; ahead: no request waits for it."""
+        lease = Lease(ahead)
         try:
             yield lease
         finally:
@@ -176,7 +178,7 @@ class ContextCache:
             while (done := entry.kv.length) < len(entry.tokens):
                 size = min(self._chunk, max(LEAST_CHUNK, int(self.rate * CHUNK_S)))
                 chunk = entry.tokens[done : done + size]
-                seconds = yield from self._encode(chunk, entry.kv)
+                seconds = yield from self._encode(chunk, entry.kv, lease.ahead)
                 lease.encoded += len(chunk)
                 self.encoded += len(chunk)
                 if len(chunk) == size:
@@ -189,10 +191,10 @@ class ContextCache:
             raise
         return entry.kv
 
-    def _encode(self, chunk: Sequence[int], kv: ContextKV) -> Generator[None, None, float]:
+    def _encode(self, chunk: Sequence[int], kv: ContextKV, ahead: bool) -> Generator[None, None, float]:
         """Encodes one chunk, making room for it where it has to; returns the seconds it took."""
         before, seconds = kv.length, 0.0
-        steps = self._denoiser.encode(chunk, kv)
+        steps = self._denoiser.encode(chunk, kv, ahead)
         while kv.length == before:
             yield
             began = time.perf_counter()
@@ -200,7 +202,7 @@ class ContextCache:
                 next(steps)
             except MemoryError:
                 self._make_room()
-                steps = self._denoiser.encode(chunk, kv)
+                steps = self._denoiser.encode(chunk, kv, ahead)
             seconds += time.perf_counter() - began
         return seconds
 

@@ -244,6 +244,9 @@ class Outcome:
     state: Any
     #: What the pass took for all that were in it.
     seconds: float
+    #: More than one where tokens were written one after the other: row i then predicts slot frontier + i from what the
+    #: rows before it predict.
+    steps: int = 1
 
 
 class CommitPolicy(Protocol):

@@ -11,10 +11,11 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, TypeVar, cast
 
 import torch
-from infill_kernels import logits, unmask
+from infill_kernels import Allowed, logits, moved, unmask
 from torch import Tensor
 
 from infill_engine.config import EngineConfig
@@ -27,6 +28,7 @@ from infill_engine.core import (
     Outcome,
     Pass,
     Rows,
+    Writer,
     agreement,
 )
 from infill_engine.gap import GapText, columns
@@ -187,19 +189,21 @@ class Engine:
 
     @torch.inference_mode()
     def denoise(self, passes: Sequence[Pass]) -> list[Outcome]:
-        """Runs passes of several requests as one: one forward pass, one reading of its rows, one copy to the host.
+        """Runs passes of several requests as one: a forward pass, a reading of its rows, a copy to the host; where
+        the model can go on without the host, several of each but the copy.
 
         Raises `MemoryError` where there is no room and no context to forget; fewer passes may fit.
         """
-        began = time.perf_counter()
-        hidden, states = self._forward(passes)
-        rows = self._read(passes, torch.cat(hidden))
+        began, steps = time.perf_counter(), self._steps(passes)
+        if steps > 1:
+            write = partial(cast(Writer, self._denoiser).write, steps=steps, read=self._say)
+            written, states = self._forward(passes, write)
+            said = [of_canvas.T for of_canvas in written.unbind(2)]
+        else:
+            hidden, states = self._forward(passes, self._denoiser.denoise)
+            said = list(torch.split(self._read(passes, torch.cat(hidden)), [one.rows for one in passes], 1))
         seconds = time.perf_counter() - began
-        outcomes, at = [], 0
-        for one, state in zip(passes, states, strict=True):
-            outcomes.append(Outcome(rows[at : at + one.rows], state, seconds))
-            at += one.rows
-        return outcomes
+        return [Outcome(_rows(of_pass), state, seconds, steps) for of_pass, state in zip(said, states, strict=True)]
 
     def events(self, request: InfillRequest, started: float) -> Iterator[Event]:
         """The events of one request that has the engine to itself."""
@@ -226,7 +230,7 @@ class Engine:
         def window(of: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
             return cache.window(of, lines, self._config.prefix_tokens, math.inf, _start_cost(segments))
 
-        with cache.lease() as lease:
+        with cache.lease(ahead=True) as lease:
             current = window(key)
             yield from cache.stream(key, current, head.tokens, left, lease)
             if after := self._after(request)[: self._config.suffix_tokens]:
@@ -293,39 +297,54 @@ class Engine:
             masks=self._denoiser.facts.lookahead,
         )
 
-    def _forward(self, passes: Sequence[Pass]) -> tuple[list[Tensor], list[Any]]:
-        """`Denoiser.denoise`, with contexts forgotten to make room for it where need be."""
+    def _steps(self, passes: Sequence[Pass]) -> int:
+        """How many tokens to write at once: more than one where nothing is proposed, restricted or scored."""
+        if self._config.proposal_tokens or any(one.rows > 1 or one.allowed for one in passes):
+            return 1
+        return min(self._denoiser.facts.steps, *(one.canvas.size - one.canvas.frontier for one in passes))
+
+    def _forward(self, passes: Sequence[Pass], run: Callable[..., T]) -> T:
+        """What `run` makes of all passes, with contexts forgotten to make room for it where need be."""
         canvases, contexts, states = zip(*((p.canvas, p.contexts, p.state) for p in passes), strict=True)
         while True:
             try:
-                return self._denoiser.denoise(canvases, contexts, states)
+                return run(canvases, contexts, states)
             except MemoryError:
                 if not self._cache.evict():
                     raise
 
-    def _read(self, passes: Sequence[Pass], hidden: Tensor) -> Rows:
-        """What the rows of all passes say. hidden: [N, D]."""
-        head, end_id = self._denoiser.head, self._denoiser.facts.end_id
+    def _read(self, passes: Sequence[Pass], hidden: Tensor) -> Tensor:
+        """What the rows [N, D] of all passes say, as `_say` has it, on the host."""
+        head = self._denoiser.head
         sets: dict[int, Tensor] = {}
-        wanted = torch.full((len(hidden), 2), end_id)
+        targets = torch.full((len(hidden),), self._denoiser.facts.end_id)
         at = 0
         for p in passes:
             sets |= {at + row: ids for row, ids in p.allowed.items()}
             at += p.rows
             if p.targets:
-                wanted[at - len(p.targets) : at, 1] = torch.tensor(p.targets)
-        outputs = unmask(hidden, head, allowed=head.allow(len(hidden), sets) if sets else None)
-        logprobs = logits(hidden, head, wanted.to(hidden.device)) - outputs.lse[:, None]
-        # fp64 holds ids exactly, so that one copy brings all.
+                targets[at - len(p.targets) : at] = torch.tensor(p.targets)
+        allowed = head.allow(len(hidden), sets) if sets else None
+        return self._say(hidden, moved(targets, hidden.device), allowed).cpu()
+
+    def _say(self, hidden: Tensor, targets: Tensor | None = None, allowed: Allowed | None = None) -> Tensor:
+        """What rows [N, D] say: the fields of `Rows` as float64 [5, N], which holds ids exactly, on their device.
+        targets: int64 [N], END by default."""
+        head = self._denoiser.head
+        outputs = unmask(hidden, head, allowed=allowed)
+        end = torch.full((len(hidden),), self._denoiser.facts.end_id, device=hidden.device)
+        wanted = torch.stack([end, end if targets is None else targets], 1)
+        logprobs = logits(hidden, head, wanted) - outputs.lse[:, None]
         columns = [outputs.token.double(), outputs.prob, outputs.entropy, logprobs[:, 0].exp(), logprobs[:, 1]]
-        token, *others = torch.stack(columns).tolist()
-        return Rows([int(t) for t in token], *others)
+        return torch.stack(columns)
 
     def _step(self, run: _Run, outcome: Outcome) -> tuple[Reason | None, list[Event]]:
         """What a pass brings: commit, then grow, cut or stop."""
         before, rows = run.canvas, outcome.rows
+        if outcome.steps > 1:  # what was written before the last token is as if proposed and confirmed
+            before = replace(before, proposal=tuple(rows.token[:-1]))
         run.state = outcome.state
-        run.steps += 1
+        run.steps += outcome.steps
         run.denoise_ms += outcome.seconds * 1000
         reason, finished_line = None, False
         if run.scoring:
@@ -491,6 +510,12 @@ def _in_time(run: _Run, work: Generator[None, None, T]) -> Generator[None, None,
         if run.late:
             work.close()
             return None
+
+
+def _rows(said: Tensor) -> Rows:
+    """What `Engine._say` said of one canvas."""
+    token, *others = said.tolist()
+    return Rows([int(t) for t in token], *others)
 
 
 def _start_cost(segments: Sequence[str]) -> Callable[[int], float]:
