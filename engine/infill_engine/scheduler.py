@@ -123,6 +123,8 @@ class Job:
     passes: int = 0
     #: Set from outside: end before the next round with this.
     verdict: Final | None = None
+    #: Its final event is out.
+    ended: bool = False
 
     @property
     def document(self) -> tuple[str, str]:
@@ -366,9 +368,9 @@ class Scheduler:
         by_urgency = self._rounds % (PATIENCE + 1) != 0
         live = sorted(self._begin_round(engine), key=lambda job: job.urgency if by_urgency else (job.turn, 0.0))
         canvases = [job for job in live if job.wants]
-        encoding = [job for job in live if not job.wants]
         if canvases:
             self._denoise(engine, _together(canvases))
+        encoding = [job for job in live if job.steps and not job.wants]
         if encoding and not (by_urgency and canvases and encoding[0].rank > canvases[0].rank):
             self._encode(engine, encoding[0])
         elif not live and (ahead := self._next_prime()):
@@ -379,7 +381,7 @@ class Scheduler:
         for job in list(self._jobs):
             if job.verdict:
                 self._finish(job, job.verdict)
-            elif job.emit and job.steps is None:
+            elif job.emit and job.steps is None and not job.ended:
                 job.steps, job.turn = engine.infill(job.request, job.started), self._rounds
                 self._advance(job)
                 self._measure(job)
@@ -387,7 +389,7 @@ class Scheduler:
         # A request ends at the boundary between rounds that is next to its deadline.
         half_s = self.pace.pass_s(sum(job.wants.rows for job in live if job.wants)) / 2
         for job in live:
-            if time.monotonic() + (half_s if job.wants else 0.0) > job.deadline:
+            if job.steps and time.monotonic() + (half_s if job.wants else 0.0) > job.deadline:
                 self._advance(job)
         return [job for job in live if job.steps]
 
@@ -429,7 +431,8 @@ class Scheduler:
             self._finish(jobs[0], failure)
         else:
             for job in jobs:
-                self._denoise(engine, [job])
+                if job.wants:
+                    self._denoise(engine, [job])
             return
         if rest := [job for job in jobs if job.wants]:
             self._denoise(engine, rest)
@@ -487,7 +490,9 @@ class Scheduler:
                 self.prime(job.request)
 
     def _finish(self, job: Job, final: Final) -> None:
-        steps, job.steps, job.wants = job.steps, None, None
+        if job.ended:
+            return
+        job.ended, steps, job.steps, job.wants = True, job.steps, None, None
         if steps is not None:
             try:
                 steps.close()
