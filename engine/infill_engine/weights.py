@@ -24,7 +24,7 @@ from infill_engine.smollm import INT8, SMOLLM2, SPECIALS, Shape, int8_available,
 from infill_engine.tokenizer import BpeCodec
 
 #: Raised when what stands in a prepared file changes.
-_FORMAT = "2"
+_FORMAT = "3"
 
 
 def load(path: Path, prepared: Path) -> tuple[dict[str, Tensor], BpeCodec]:
