@@ -150,67 +150,20 @@ class Loaded:
     run: Callable[[], Tensor]
 
 
-class Graphed:
-    """A `Compute` that is recorded and replayed where a pass fits a bucket, and called where it does not.
+#: Makes a run again of what is run: for `Graphed`, by recording it.
+Record = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 
-    For one thread and one stream. A bucket is recorded when it is first met. Where that fails, passes run as they
-    would without graphs, and the log says so once.
-    """
 
-    def __init__(self, compute: Compute, rope: Rope, device: torch.device) -> None:
-        """rope: the tables that `compute` reads; what else it reads has to stay where it is."""
-        self._compute, self._rope, self._device = compute, rope, device
-        largest = Bucket(ROWS[-1], CANVASES[-1], KEYS[-1])
-        self._numbers = torch.zeros(sum(largest.sizes.values()), dtype=torch.int32, device=device)
-        self._runs: OrderedDict[tuple[Bucket, float], Callable[[], Tensor]] = OrderedDict()
-        self._table = rope.table
+class Recorder:
+    """Records CUDA graphs, all of which share their memory: they never run at the same time."""
+
+    def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
-        #: Memory that all graphs share: they never run at the same time.
         self._memory = torch.cuda.graph_pool_handle()
-        self._works = True
 
-    def prepare(self, bias_right: float) -> None:
-        """Records the buckets of a single canvas ahead of need; compiles what they launch, which may take seconds."""
-        self._numbers.zero_()  # rows of no canvas
-        for rows, keys in itertools.product(ROWS, KEYS[:2]):
-            if self._works:
-                bucket = Bucket(rows, 1, keys)
-                self._recorded(bucket, *bucket.unpack(self._numbers, bias_right, self._rope.table.shape[1]))
-
-    def load(self, tokens: Tensor, of_pass: Plan) -> Loaded:
-        """Sends a host's pass to the device. What was loaded before may no longer be run."""
-        self._rope.reserve(of_pass.positions)
-        bucket = Bucket.of(tokens, of_pass)
-        if bucket is None or not self._works:
-            there = on_device(tokens, of_pass, self._device)
-            return Loaded(*there, partial(self._compute, *there))
-        # Pinned memory is lent again only when the copies out of it are done.
-        buffer = torch.empty(sum(bucket.sizes.values()), dtype=torch.int32, pin_memory=True)
-        bucket.pack(buffer, tokens, of_pass)
-        self._numbers[: len(buffer)].copy_(buffer, non_blocking=True)
-        there = bucket.unpack(self._numbers, of_pass.bias_right, self._rope.table.shape[1])
-        run, n = self._recorded(bucket, *there), len(tokens)
-        return Loaded(*there, lambda: run()[:n])
-
-    def _recorded(self, bucket: Bucket, tokens: Tensor, of_pass: Plan) -> Callable[[], Tensor]:
-        """The graph of a bucket, whose first pass has been sent."""
-        if self._table is not self._rope.table:  # it has grown, and the graphs read the old one
-            self._forget(len(self._runs))
-            self._table = self._rope.table
-        key = bucket, of_pass.bias_right
-        if key not in self._runs:
-            self._forget(len(self._runs) + 1 - MOST_GRAPHS)
-            compute = partial(self._compute, tokens, of_pass)
-            try:
-                self._runs[key] = self._record(compute)
-            except RuntimeError as error:
-                self._works = False
-                log.warning("passes run without CUDA graphs: recording one failed with %s", type(error).__name__)
-                return compute
-        self._runs.move_to_end(key)
-        return self._runs[key]
-
-    def _record(self, compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def __call__(self, compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """Runs `compute` and records it; returns what replays it on the current stream. Raises `RuntimeError` where it
+        does what cannot be recorded, such as waiting for the device."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             compute()  # compiles kernels and sets libraries up, which is not possible while recording
@@ -225,11 +178,69 @@ class Graphed:
 
         return replay
 
-    def _forget(self, count: int) -> None:
-        if count > 0:
-            torch.cuda.synchronize()  # none of them runs any more
-            for _ in range(count):
+
+class Graphed:
+    """A `Compute` that is recorded and replayed where a pass fits a bucket, and called where it does not.
+
+    For one thread and one stream. A bucket is recorded when it is first met. Where that fails, passes run as they
+    would without graphs, and the log says so once.
+    """
+
+    def __init__(self, compute: Compute, rope: Rope, device: torch.device, record: Record | None = None) -> None:
+        """rope: the tables that `compute` reads; what else it reads has to stay where it is. record: a `Recorder` by
+        default."""
+        self._compute, self._rope, self._device = compute, rope, device
+        self._record = record or Recorder(device)
+        largest = Bucket(ROWS[-1], CANVASES[-1], KEYS[-1])
+        self._numbers = torch.zeros(sum(largest.sizes.values()), dtype=torch.int32, device=device)
+        self._runs: OrderedDict[tuple[Bucket, float], Callable[[], Tensor]] = OrderedDict()
+        self._table = rope.table
+        self._works = True
+
+    @torch.inference_mode()
+    def prepare(self, bias_right: float) -> None:
+        """Records the buckets of a single canvas ahead of need; compiles what they launch, which may take seconds."""
+        self._numbers.zero_()  # rows of no canvas
+        for rows, keys in itertools.product(ROWS, KEYS[:2]):
+            if self._works:
+                bucket = Bucket(rows, 1, keys)
+                self._recorded(bucket, *bucket.unpack(self._numbers, bias_right, self._rope.table.shape[1]))
+
+    def load(self, tokens: Tensor, of_pass: Plan) -> Loaded:
+        """Sends a host's pass to the device, which the host does not wait for. What was loaded before may no longer be
+        run."""
+        self._rope.reserve(of_pass.positions)
+        bucket = Bucket.of(tokens, of_pass)
+        if bucket is None or not self._works:
+            there = on_device(tokens, of_pass, self._device)
+            return Loaded(*there, partial(self._compute, *there))
+        # torch lends pinned memory again only when the copies out of it are done.
+        pinned = self._device.type == "cuda"
+        buffer = torch.empty(sum(bucket.sizes.values()), dtype=torch.int32, pin_memory=pinned)
+        bucket.pack(buffer, tokens, of_pass)
+        self._numbers[: len(buffer)].copy_(buffer, non_blocking=True)
+        there = bucket.unpack(self._numbers, of_pass.bias_right, self._rope.table.shape[1])
+        run, n = self._recorded(bucket, *there), len(tokens)
+        return Loaded(*there, lambda: run()[:n])
+
+    def _recorded(self, bucket: Bucket, tokens: Tensor, of_pass: Plan) -> Callable[[], Tensor]:
+        """What runs a bucket, whose first pass has been sent."""
+        if self._table is not self._rope.table:  # it has grown, and the graphs read the old one
+            self._runs.clear()
+            self._table = self._rope.table
+        key = bucket, of_pass.bias_right
+        if key not in self._runs:
+            compute = partial(self._compute, tokens, of_pass)
+            try:
+                self._runs[key] = self._record(compute)
+            except RuntimeError as error:
+                self._works = False
+                log.warning("passes run without CUDA graphs: recording one failed with %s", type(error).__name__)
+                return compute
+            if len(self._runs) > MOST_GRAPHS:
                 self._runs.popitem(last=False)
+        self._runs.move_to_end(key)
+        return self._runs[key]
 
 
 class Behind:

@@ -42,7 +42,7 @@ def physical_cores() -> int:
 
 
 def _embedded(config: EngineConfig, report: Report) -> Engine:
-    from infill_engine import smollm, weights
+    from infill_engine import cuda, smollm, weights
     from infill_engine.serving import choose
     from infill_engine.tokenizer import LineTokenizer
 
@@ -70,7 +70,12 @@ def _embedded(config: EngineConfig, report: Report) -> Engine:
         dtype, _ = choose(dtypes, build, tokens, f"{path.name} {threads}", prepared / "serving.json")
     if dtype == "int8":
         torch.set_num_threads(1)  # its kernels have a team of their own; what torch has left to do is small
-    return Engine(config.model, build(dtype), codec, config, device=device, dtype=dtype)
+    denoiser = build(dtype)
+    if device != "cpu":
+        report("preparing the GPU", None)
+        cuda.in_front(torch.device(device))  # for this thread, which is the engine's
+        denoiser.prepare()
+    return Engine(config.model, denoiser, codec, config, device=device, dtype=dtype)
 
 
 def _fake(config: EngineConfig, path: Path) -> Engine:
