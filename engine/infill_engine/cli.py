@@ -57,12 +57,19 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", parents=[model], help="run until idle; editors start this on demand")
     serve.add_argument("--device", default=default.device, help="auto, cpu, cuda, ... (default: %(default)s)")
     serve.add_argument("--dtype", default=default.dtype, help="auto, bfloat16, ... (default: %(default)s)")
-    serve.add_argument("--threads", type=int, default=default.threads, help="CPU threads; 0: all cores but one")
+    serve.add_argument("--threads", type=int, default=default.threads, help="CPU threads; 0: up to four cores")
     serve.add_argument(
         "--idle-exit",
         type=float,
         metavar="SECONDS",
         help=f"end after so long without a request (default: {default.idle_exit_s:.0f}; with --http never)",
+    )
+    serve.add_argument(
+        "--idle-release",
+        type=float,
+        default=default.idle_release_s,
+        metavar="SECONDS",
+        help="give the model's memory back after so long without a request (default: %(default).0f)",
     )
     serve.add_argument("--http", default="", metavar="ADDRESS:PORT", help="also serve other plugins, on loopback only")
     serve.add_argument(
@@ -91,6 +98,7 @@ def _serve(options: argparse.Namespace) -> int:
         device=options.device,
         dtype=options.dtype,
         threads=options.threads,
+        idle_release_s=options.idle_release,
         idle_exit_s=idle_exit_s if options.idle_exit is None else options.idle_exit,
         http=options.http,
         api_key=_api_key(options.api_key_file) if options.http else "",

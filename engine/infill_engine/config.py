@@ -28,7 +28,9 @@ class EngineConfig:
     chunk_tokens: int = 64
     #: Memory for encoded contexts, in MiB.
     cache_mb: int = 512
-    #: Seconds without a request after which the process ends.
+    #: Seconds without a request after which the model's memory is given back (the next request loads it, in less than
+    #: a second), and after which the process ends.
+    idle_release_s: float = 300.0
     idle_exit_s: float = 900.0
     #: "", or a loopback address and port, such as 127.0.0.1:8012, to serve other plugins' protocols at. Port 0: any.
     http: str = ""
@@ -49,8 +51,9 @@ class EngineConfig:
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
-        if not self.idle_exit_s > 0:
-            raise ValueError(f"idle_exit_s must be more than 0 seconds, not {self.idle_exit_s}")
+        for name in ("idle_release_s", "idle_exit_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be more than 0 seconds, not {getattr(self, name)}")
         if self.http and self.http_address is None:
             raise ValueError(f"http must be a loopback address and a port, such as 127.0.0.1:8012, not {self.http}")
 

@@ -168,7 +168,7 @@ async def _serve(config: EngineConfig, listeners: list[socket.socket], failed: C
         server.should_exit = True
 
     measured = Metrics()
-    scheduler = Scheduler(load, failed=failed, observer=measured)
+    scheduler = Scheduler(load, failed=failed, observer=measured, release_s=config.idle_release_s)
     apps = create_apps(scheduler, config, measured, stop)
     server = _Server(
         uvicorn.Config(

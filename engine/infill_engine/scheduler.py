@@ -9,6 +9,7 @@ not know what a step does, nor how events travel: it calls `emit` from its own t
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import traceback
@@ -206,12 +207,15 @@ class Scheduler:
         max_live: int = 64,
         failed: Callable[[str], None] = lambda line: None,
         observer: Observer | None = None,
+        release_s: float = math.inf,
     ) -> None:
-        """`failed` gets the line that says why `load` raised, in the scheduler's thread."""
+        """`failed` gets the line that says why `load` raised, in the scheduler's thread; release_s: seconds without
+        work after which the engine is let go, to be loaded again for the next request."""
         self._load = load
         self._failed = failed
         self._observer = observer
         self._max_live = max_live
+        self._release_s = release_s
         self._wake = threading.Condition()
         self._jobs: list[Job] = []
         self._closing = False
@@ -329,20 +333,28 @@ class Scheduler:
         )
 
     def _run(self) -> None:
-        try:
-            self.engine = engine = self._load(self._report)
-        except _Closing:
-            return
-        except Exception as error:
-            log.exception("the model cannot be loaded")
-            self._enter(Phase("error", _one_line(error)))
-            self._failed(self.phase.message)
-            return
-        self._enter(Phase("ready"))
-        while self._wait():
-            self._round(engine)
+        if self._loaded():
+            while self._wait() and (engine := self._loaded()):
+                self._round(engine)
+                del engine  # lest it stay when it is let go
+        failure = Final("error", self.phase.message) if self.phase.state == "error" else Final("cancelled")
         for job in list(self._jobs):
-            self._finish(job, job.verdict or Final("cancelled"))
+            self._finish(job, job.verdict or failure)
+
+    def _loaded(self) -> Engine | None:
+        """The engine, loaded where it is not; None where that fails, or the scheduler is closing."""
+        if self.engine is None:
+            try:
+                self.engine = self._load(self._report)
+            except _Closing:
+                return None
+            except Exception as error:
+                log.exception("the model cannot be loaded")
+                self._enter(Phase("error", _one_line(error)))
+                self._failed(self.phase.message)
+                return None
+            self._enter(Phase("ready"))
+        return self.engine
 
     def _report(self, message: str, progress: float | None) -> None:
         if self._closing:
@@ -355,10 +367,13 @@ class Scheduler:
             self._active = time.monotonic()
 
     def _wait(self) -> bool:
-        """Waits for work; False once the scheduler is closed."""
+        """Waits for work, and lets the engine go where that takes long; False once the scheduler is closed."""
         with self._wake:
             while not self._jobs and not self._closing:
-                self._wake.wait()
+                patience_s = None if self.engine is None or math.isinf(self._release_s) else self._release_s
+                if not self._wake.wait(patience_s) and not self._jobs:
+                    self.engine = None
+                    self.phase = Phase("ready", "the model is not in memory: the next request loads it")
             return not self._closing
 
     def _round(self, engine: Engine) -> None:

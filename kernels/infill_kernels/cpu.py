@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -933,30 +934,48 @@ class _PlanArrays(NamedTuple):
 
 
 class Team:
-    """Threads that work on one compiled function together, the caller among them; they sleep in between."""
+    """Threads that work on one compiled function together, the caller among them; they sleep in between, and end with
+    the team."""
 
     def __init__(self, threads: int) -> None:
-        self._work: tuple[Callable[..., None], tuple[Any, ...]] | None = None
-        self._start = threading.Semaphore(0)
+        self._shared = _Shared()
         self._helpers = threads - 1
         for _ in range(self._helpers):
-            threading.Thread(target=self._serve, name="infill-cpu", daemon=True).start()
+            threading.Thread(target=_help, args=(self._shared,), name="infill-cpu", daemon=True).start()
+        weakref.finalize(self, self._shared.end, self._helpers)
 
     def run(self, function: Callable[..., None], phases: int, *arguments: Any) -> None:
         """Runs function(sync, *arguments) with the team; sync counts, for so many phases, the pieces of work that are
         taken and those that are done. Returns when all are done; a helper that comes later finds nothing to do."""
         work = (np.zeros(2 * phases, np.int64), *arguments)
-        self._work = (function, work)
+        self._shared.work = (function, work)
         if self._helpers:
-            self._start.release(self._helpers)
+            self._shared.start.release(self._helpers)
         function(*work)
-        self._work = None  # what it holds may go
+        self._shared.work = None  # what it holds may go
 
-    def _serve(self) -> None:
-        while True:
-            self._start.acquire()
-            if work := self._work:
-                work[0](*work[1])
+
+class _Shared:
+    """What a team's threads know of it."""
+
+    def __init__(self) -> None:
+        self.start = threading.Semaphore(0)
+        self.work: tuple[Callable[..., None], tuple[Any, ...]] | None = None
+        self.ended = False
+
+    def end(self, helpers: int) -> None:
+        self.ended = True
+        for _ in range(helpers):
+            self.start.release()
+
+
+def _help(shared: _Shared) -> None:
+    while True:
+        shared.start.acquire()
+        if shared.ended:
+            return
+        if work := shared.work:
+            work[0](*work[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import logging
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -443,3 +444,55 @@ def test_the_pace_counts_the_steps_of_those_before() -> None:
         pace.prepared(6, 0.12)
     assert pace.wait_s(0, 4) == pytest.approx(6 * 0.02 + (6 + LEAST_PASSES) * 0.01, rel=1e-2)
     assert pace.wait_s(2, 4) == pytest.approx(18 * 0.02 + (18 + LEAST_PASSES) * 0.01, rel=1e-2)
+
+
+class Loader:
+    """Loads a new scripted engine each time it is asked to, or fails."""
+
+    def __init__(self) -> None:
+        self.loaded: list[weakref.ref[ScriptedEngine]] = []
+        self.fault = ""
+
+    def __call__(self, report: Report) -> Engine:
+        if self.fault:
+            raise RuntimeError(self.fault)
+        report("reading the weights", None)
+
+        def script(request: InfillRequest) -> Steps:
+            yield Candidate("text")
+            yield Final("end")
+
+        engine = ScriptedEngine(script)
+        self.loaded.append(weakref.ref(engine))
+        return engine
+
+
+def test_an_idle_engine_is_let_go_and_loaded_again_for_the_next_request() -> None:
+    loader = Loader()
+    scheduler = Scheduler(loader, release_s=0.05)
+    scheduler.start()
+    wait_for(lambda: len(loader.loaded) == 1 and loader.loaded[0]() is None)
+    assert scheduler.phase.state == "ready"
+    assert scheduler.engine is None
+    idle_s = scheduler.idle_s()
+    listener = Listener(scheduler, ask())
+    assert listener.next() == Candidate("text")
+    assert listener.final().reason == "end"
+    assert len(loader.loaded) == 2
+    wait_for(lambda: loader.loaded[1]() is None)
+    assert scheduler.idle_s() < idle_s + 5
+    scheduler.close()
+    assert scheduler.join(5)
+
+
+def test_an_engine_that_cannot_be_loaded_again_says_so_to_who_waits() -> None:
+    loader, lines = Loader(), []
+    scheduler = Scheduler(loader, failed=lines.append, release_s=0.05)
+    scheduler.start()
+    wait_for(lambda: len(loader.loaded) == 1 and loader.loaded[0]() is None)
+    loader.fault = "the disk is gone: plug it in"
+    listener = Listener(scheduler, ask())
+    assert listener.final() == Final("error", loader.fault)
+    assert lines == [loader.fault]
+    assert Listener(scheduler, ask()).final() == Final("error", loader.fault)
+    assert scheduler.join(5)

@@ -210,3 +210,14 @@ def test_a_team_does_not_wait_for_a_helper_that_is_late():
     gate.set()
     assert left.wait(10)
     assert out.tolist() == [1.0] * 5
+
+
+def test_the_threads_of_a_team_end_with_it():
+    before = set(threading.enumerate())
+    team = cpu.Team(3)
+    helpers = set(threading.enumerate()) - before
+    assert len(helpers) == 2
+    del team
+    for helper in helpers:
+        helper.join(10)
+        assert not helper.is_alive()
