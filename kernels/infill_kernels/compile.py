@@ -25,7 +25,7 @@ from typing import Any
 CAPABILITIES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 
 #: Modules with a function `variants()`.
-MODULES = ("attention_triton", "commit_triton", "pointwise_triton", "unmask_triton")
+MODULES = ("attention_triton", "commit_triton", "fp8_triton", "pointwise_triton", "unmask_triton")
 
 #: Bytes of registers spilled a thread that a kernel may have: what stays in L1 and costs little.
 MOST_SPILLS = 128
@@ -46,6 +46,8 @@ class Variant:
     constants: Mapping[str, Any]
     num_warps: int = 4
     num_stages: int = 3
+    #: The lowest compute capability that has what it needs.
+    least: int = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,8 @@ def compile_all(
     jobs = []
     for module in MODULES:
         kernels: dict[Any, list[int]] = {}
-        for index, variant in enumerate(_variants(module)):
+        variants = _variants(module)
+        for index, variant in enumerate(variants):
             kernels.setdefault(variant.fn, []).append(index)
         for indices in kernels.values():
             turns = min(len(indices), len(capabilities))
@@ -130,7 +133,7 @@ def compile_all(
                 (module, index, capability)
                 for place, index in enumerate(indices)
                 for turn, capability in enumerate(capabilities)
-                if not sample or place % len(capabilities) == turn % turns
+                if capability >= variants[index].least and (not sample or place % len(capabilities) == turn % turns)
             ]
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         for (module, index, capability), cubin in zip(jobs, pool.map(_compile_job, jobs), strict=True):

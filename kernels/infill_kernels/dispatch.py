@@ -84,3 +84,12 @@ def canvas_attention(
 
         return attention_triton.canvas_attention(q, keys, values, plan, rope, scale=scale, window=window)
     return attention.canvas_attention(q, keys, values, plan, rope, scale=scale, window=window)
+
+
+def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`infill_kernels.fp8.quantise_rows`."""
+    if backend(x.device) == "triton":
+        from infill_kernels.fp8_triton import quantise_rows as chosen
+    else:
+        from infill_kernels.fp8 import quantise_rows as chosen
+    return chosen(x)

@@ -16,9 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from infill_kernels import dispatch
+
 E4M3 = torch.float8_e4m3fn
 #: The largest number of e4m3.
 LARGEST = 448.0
+#: A row's scale at least, so that one of zeros has one.
+SMALLEST_SCALE = 1e-12
 #: Both sizes of a weight are padded to a multiple of this, which the products ask for.
 MULTIPLE = 16
 
@@ -27,7 +31,7 @@ def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [N, K], finite, of any floating dtype, as e4m3 [N, K] and the fp32 scale [N, 1] of each row. A row of zeros
     stays one; elements below 2^-19 of their row's largest become zero."""
     exact = x.float()
-    scale = (exact.abs().amax(-1, keepdim=True) / LARGEST).clamp(min=1e-12)
+    scale = (exact.abs().amax(-1, keepdim=True) / LARGEST).clamp(min=SMALLEST_SCALE)
     return (exact / scale).clamp(-LARGEST, LARGEST).to(E4M3), scale
 
 
@@ -51,7 +55,7 @@ class Fp8Linear:
         """x [N, K] -> [N, O] in x's dtype."""
         x = F.pad(x, (0, self._values.shape[1] - self._ins)) if self._ins % MULTIPLE else x
         if has_products(x.device):
-            rows, scale = quantise_rows(x)
+            rows, scale = dispatch.quantise_rows(x)
             # Sums in fp32 are rounded to bf16, the only result that all devices give with a scale a row.
             y = torch._scaled_mm(rows, self._values.T, scale, self._scale, out_dtype=torch.bfloat16).to(x.dtype)
         else:

@@ -5,7 +5,7 @@ in buckets, the kernels on them (also Triton's, interpreted), plans that move on
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
 
@@ -476,7 +476,7 @@ WIDE = Shape(layers=3, width=96, heads=6, kv_heads=2, head_size=16, ffn=160, voc
 
 
 def test_fp8_is_close_to_bf16():
-    """Measured: 0.08 of the rows' norm after three layers of random weights."""
+    """Measured: 0.09 of the rows' norm after three layers of random weights."""
     weights, rows = random_weights(WIDE), []
     for dtype in ("fp32", "bf16", "fp8"):
         model = model_of(dtype=dtype, shape=WIDE, weights=weights)
@@ -500,7 +500,11 @@ def test_fp8_is_served_where_the_gpu_has_it(capability, served, monkeypatch):
     assert serving_dtype("auto", "cuda") == "bf16"
 
 
-# What needs the device itself.
+# What needs the device itself. Two evaluations in bf16 differ by some 0.015 of the rows' norm (0.010 from fp32 each).
+
+
+def apart(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a.float() - b.float()).norm() / b.float().norm())
 
 
 @pytest.fixture(scope="module")
@@ -533,7 +537,7 @@ def eager() -> SmolDenoiser:
 def test_graphs_say_what_passes_without_them_say(gpu_model, eager, caplog):
     for _ in range(2):  # recorded, then replayed
         for got, expected in zip(passes(gpu_model), passes(eager), strict=True):
-            torch.testing.assert_close(got.float(), expected.float(), rtol=2e-2, atol=2e-2)
+            assert apart(got, expected) < 0.03
     assert not caplog.records
 
 
@@ -562,15 +566,22 @@ def test_several_tokens_at_once_on_a_gpu(gpu_model):
     assert (allowed - chosen < 0.1 * scores.std()).all()
     again, _ = gpu_model.denoise([canvas.commit(written)], contexts, states)
     fresh, _ = gpu_model.denoise([canvas.commit(written)], contexts, [None])
-    torch.testing.assert_close(again[0].float(), fresh[0].float(), rtol=3e-2, atol=3e-2)
+    assert apart(again[0], fresh[0]) < 0.03
+
+
+@pytest.fixture
+def in_front() -> Iterator[None]:
+    before = torch.cuda.current_stream()
+    cuda.in_front(torch.device("cuda"))
+    yield
+    torch.cuda.set_stream(before)
 
 
 @on_gpu
 @needs_gpu
 @torch.inference_mode()
-def test_contexts_encoded_behind_read_as_those_encoded_in_front(gpu_model):
+def test_contexts_encoded_behind_read_as_those_encoded_in_front(gpu_model, in_front):
     """Many are encoded on the other stream while passes run and pages go back and forth."""
-    cuda.in_front(torch.device("cuda"))
     canvas = Canvas(20, tuple(TEXT[20:25]), 16)
     (expected,), _ = gpu_model.denoise([canvas], [Contexts(encode(gpu_model, TEXT[:20]))], [None])
     for round_ in range(30):
@@ -581,7 +592,7 @@ def test_contexts_encoded_behind_read_as_those_encoded_in_front(gpu_model):
         if round_ % 2:
             del other  # its pages are taken again at once
         (got,), _ = gpu_model.denoise([canvas], [Contexts(kv)], [None])
-        torch.testing.assert_close(got.float(), expected.float(), rtol=2e-2, atol=2e-2)
+        assert apart(got, expected) < 0.03
 
 
 @on_gpu
@@ -592,4 +603,4 @@ def test_fp8_on_a_gpu_is_close_to_bf16(gpu_model):
         pytest.skip("this GPU has no fp8")
     fp8 = model_of("cuda", "fp8", WIDE, random_weights(WIDE))
     for got, expected in zip(passes(fp8), passes(gpu_model), strict=True):
-        assert (got.float() - expected.float()).norm() < 0.15 * expected.float().norm()
+        assert apart(got, expected) < 0.15
