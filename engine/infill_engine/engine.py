@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Literal, TypeVar, cast
 
 import torch
-from infill_kernels import Allowed, logits, moved, unmask
+from infill_kernels import Allowed, backend, logits, moved, unmask
 from torch import Tensor
 
 from infill_engine.config import EngineConfig
@@ -151,6 +151,11 @@ class Engine:
         self._config = config
         self._cache = ContextCache(denoiser, config.chunk_tokens, config.cache_mb << 20)
         self._texts = LastTexts()
+
+    @property
+    def kernels(self) -> str:
+        """Which kernels serve."""
+        return backend(self.device, self._denoiser.head)
 
     @property
     def cache_bytes(self) -> int:

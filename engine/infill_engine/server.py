@@ -93,7 +93,7 @@ def create_apps(
                 model=config.model,
                 device=engine.device if engine else "",
                 dtype=engine.dtype if engine else "",
-                kernels=_kernels(engine.device) if engine else "",
+                kernels=engine.kernels if engine else "",
                 uptime_s=time.monotonic() - born,
                 requests=scheduler.requests,
                 live=scheduler.live,
@@ -212,12 +212,6 @@ async def _lines(scheduler: Scheduler, request: InfillRequest, started: float) -
     async with contextlib.aclosing(events(scheduler, request, started)) as stream:
         async for event in stream:
             yield protocol.encode(event) + b"\n"
-
-
-def _kernels(device: str) -> str:
-    """Which kernels run on a device; "" as long as none are loaded, which takes seconds and is not done for this."""
-    dispatch = sys.modules.get("infill_kernels.dispatch")
-    return str(dispatch.backend(device)) if dispatch else ""
 
 
 def _rss_bytes() -> int:

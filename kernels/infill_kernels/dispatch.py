@@ -17,11 +17,13 @@ from infill_kernels.attention import Plan, Rope
 from infill_kernels.commit import CanvasState, Rule
 from infill_kernels.unmask import Allowed, Head, Unmasked
 
-Backend = Literal["triton", "torch"]
+Backend = Literal["triton", "compiled", "torch"]
 
 
-def backend(device: torch.device | str) -> Backend:
-    """Which kernels serve tensors on `device`."""
+def backend(device: torch.device | str, head: Head | None = None) -> Backend:
+    """Which kernels serve tensors on `device`, and a model with this head: "compiled" are those of `cpu.py`."""
+    if head is not None and head.project is not None:
+        return "compiled"
     return "triton" if torch.device(device).type == "cuda" and _has_triton() else "torch"
 
 

@@ -18,6 +18,7 @@ class ScriptedEngine:
     name = "scripted"
     device = "cpu"
     dtype = "float32"
+    kernels = "torch"
     cache_bytes = 12_345
     encoded_tokens = 0
 
