@@ -127,6 +127,39 @@ class _DenseStack:
         return x
 
 
+def _products(dtype: str, floating: torch.dtype, device: torch.device) -> Callable[[Tensor], _Product]:
+    """What makes the products of a `_DenseStack`."""
+    if dtype == "fp8":
+        return partial(Fp8Linear, device=device)
+    return lambda weight: partial(F.linear, weight=weight.to(device, floating))
+
+
+@dataclass(frozen=True, slots=True)
+class _Forward:
+    """The model from ids to hidden rows, on one device."""
+
+    stack: _Stack
+    embedding: Tensor
+    norm: Tensor
+    shape: Shape
+    #: Of the residual stream.
+    dtype: torch.dtype
+    pool: KVPool
+    rope: Rope
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """The residual stream [N, width] before the first layer, of ids [N]."""
+        return F.embedding(tokens, self.embedding).to(self.dtype)
+
+    def layers(self, x: Tensor, of_pass: Plan, first: int, end: int) -> Tensor:
+        """The residual stream after layers `first` to `end` - 1."""
+        return self.stack(x, of_pass, self.pool, self.rope, first, end)
+
+    def __call__(self, tokens: Tensor, of_pass: Plan) -> Tensor:
+        """All of it: ids [N] to the rows [N, width] of the final norm."""
+        return normed(self.layers(self.embed(tokens), of_pass, 0, self.shape.layers), self.norm, self.shape)
+
+
 def normed(x: Tensor, weight: Tensor, shape: Shape) -> Tensor:
     """RMSNorm of rows [N, width]."""
     return F.rms_norm(x, (shape.width,), weight, shape.eps)
@@ -242,17 +275,15 @@ class SmolDenoiser:
         """weights: by their GGUF names, any floating type, q and k rows in half-split order, for int8 with what
         `quantised` makes of them; dtype: one of DTYPES; cache_bytes: memory for the keys and values of all contexts and
         canvases; threads: of one pass in int8 (the others use torch's)."""
-        self._shape = shape
         self._device = torch.device(device)
-        self._dtype = torch.bfloat16 if dtype in ("bf16", "fp8") else torch.float32
+        floating = torch.bfloat16 if dtype in ("bf16", "fp8") else torch.float32
         on_gpu = self._device.type == "cuda"
         self.facts = Facts(MASK_ID, END_ID, SINK_ID, lookahead=0, left=(4, 20), steps=GPU_STEPS if on_gpu else 1)
-        self._rope = Rope(shape.head_size, shape.rope_base, self._device, GPU_POSITIONS if on_gpu else 2048)
-        self._norm = weights["output_norm.weight"].to(self._device, self._dtype)
+        rope = Rope(shape.head_size, shape.rope_base, self._device, GPU_POSITIONS if on_gpu else 2048)
         banned = torch.zeros(shape.vocab, dtype=torch.bool)
         banned[:SPECIALS] = True
         banned[END_ID] = False
-        self._stack: _Stack
+        stack: _Stack
         if dtype == "int8":
             from infill_kernels import cpu
 
@@ -260,26 +291,22 @@ class SmolDenoiser:
             parts = {name: weights[f"{INT8}{name}"].numpy() for name in (*cpu.Weights._fields, "head", "head_scale")}
             head = cpu.Int8Weight(parts.pop("head"), parts.pop("head_scale"))
             stacked = cpu.Weights(**parts)
-            self._stack = cpu.Int8Stack(
-                stacked, shape.ffn, shape.heads, shape.kv_heads, shape.head_size, shape.eps, team
-            )
+            stack = cpu.Int8Stack(stacked, shape.ffn, shape.heads, shape.kv_heads, shape.head_size, shape.eps, team)
             # The rows themselves are only looked up, and stay where they are mapped.
             rows = weights[f"{INT8}rows"]
             self.head = Head(rows, banned=banned, project=cpu.Int8Head(head, shape.vocab, team))
         else:
-            self._stack = _DenseStack(weights, shape, self._dtype, self._device, self._product(dtype))
-            self.head = Head(_embedding(weights).to(self._device, self._dtype), banned=banned)
-        kept = torch.float16 if dtype == "int8" else self._dtype
+            stack = _DenseStack(weights, shape, floating, self._device, _products(dtype, floating, self._device))
+            self.head = Head(_embedding(weights).to(self._device, floating), banned=banned)
+        kept = torch.float16 if dtype == "int8" else floating
         sizes = (shape.layers, shape.kv_heads, shape.head_size)
         page_bytes = 2 * math.prod(sizes) * PAGE * kept.itemsize
         pages = max(4, cache_bytes // page_bytes)
         self._pool = KVPool(*sizes, pages, kept, self._device, transposed=dtype == "int8")
-        self._graphed = self._behind = None
-        if on_gpu:
-            self._graphed, self._behind = (
-                cuda.Graphed(self._compute, self._rope, self._device),
-                cuda.Behind(self._device),
-            )
+        norm = weights["output_norm.weight"].to(self._device, floating)
+        self._forward = _Forward(stack, self.head.weight, norm, shape, floating, self._pool, rope)
+        self._graphed = cuda.Graphed(self._forward, rope, self._device) if on_gpu else None
+        self._behind = cuda.Behind(self._device) if on_gpu else None
 
     def prepare(self) -> None:
         """Compiles and records what usual passes run on a GPU, so that no request has to wait for it."""
@@ -298,11 +325,12 @@ class SmolDenoiser:
         before = [Placed(own.pages, 0, done)]
         part = Part(range(done, done + n), chain, [LEFT] * n, n, own.pages, done, before)
         with self._writing(own, ahead):
-            of_pass, x = plan([part], 0.0, self._device), self._embed(moved(torch.tensor(tokens), self._device))
-        for first in range(0, self._shape.layers, GROUP):
+            of_pass, x = plan([part], 0.0, self._device), self._forward.embed(moved(torch.tensor(tokens), self._device))
+        layers = self._forward.shape.layers
+        for first in range(0, layers, GROUP):
             with self._writing(own, ahead):
-                x = self._run(x, of_pass, first, min(first + GROUP, self._shape.layers))
-            if first + GROUP < self._shape.layers:
+                x = self._forward.layers(x, of_pass, first, min(first + GROUP, layers))
+            if first + GROUP < layers:
                 yield
         own.length = done + n
         yield
@@ -384,26 +412,11 @@ class SmolDenoiser:
         placed = [Placed(prefix.pages, 0, canvas.origin)]
         return placed + [Placed(b.pages, 1, b.length, -b.length, BLOCK_GATE, block=True) for b in blocks]
 
-    def _product(self, dtype: str) -> Callable[[Tensor], _Product]:
-        if dtype == "fp8":
-            return partial(Fp8Linear, device=self._device)
-        return lambda weight: partial(F.linear, weight=weight.to(self._device, self._dtype))
-
     def _load(self, tokens: Tensor, of_pass: Plan) -> cuda.Loaded:
         """A whole pass over ids [N]; both on the host."""
         if self._graphed is not None:
             return self._graphed.load(tokens, of_pass)
-        return cuda.Loaded(tokens, of_pass, partial(self._compute, tokens, of_pass))
-
-    def _compute(self, tokens: Tensor, of_pass: Plan) -> Tensor:
-        """The rows [N, width] of the final norm; all on the device."""
-        return normed(self._run(self._embed(tokens), of_pass, 0, self._shape.layers), self._norm, self._shape)
-
-    def _embed(self, tokens: Tensor) -> Tensor:
-        return F.embedding(tokens, self.head.weight).to(self._dtype)
-
-    def _run(self, x: Tensor, of_pass: Plan, first: int, end: int) -> Tensor:
-        return self._stack(x, of_pass, self._pool, self._rope, first, end)
+        return cuda.Loaded(tokens, of_pass, partial(self._forward, tokens, of_pass))
 
 
 def serving_dtype(wanted: str, device: str) -> str:

@@ -4,7 +4,9 @@ in buckets, the kernels on them (also Triton's, interpreted), plans that move on
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -226,7 +228,7 @@ class Recording:
 def in_buckets(record: Recording) -> SmolDenoiser:
     """A model on the CPU whose passes go through buckets, as on a GPU."""
     model = model_of()
-    model._graphed = Graphed(model._compute, model._rope, CPU, record)
+    model._graphed = Graphed(model._forward, model._forward.rope, CPU, record)
     return model
 
 
@@ -273,7 +275,7 @@ def test_graphs_are_made_anew_when_the_tables_they_read_have_grown():
     model = in_buckets(record)
     contexts, canvas = [Contexts(encode(model, TEXT[:20]))], Canvas(20, tuple(TEXT[20:25]), 16)
     before = model.denoise([canvas], contexts, [None])[0][0]
-    model._rope.reserve(10_000)
+    model._forward.rope.reserve(10_000)
     torch.testing.assert_close(model.denoise([canvas], contexts, [None])[0][0], before)
     assert record.recorded == 2
 
@@ -286,6 +288,19 @@ def test_of_many_graphs_those_unused_for_longest_go(monkeypatch):
     for left in (1, 2, 1, 4, 1, 2):  # 1 stays
         model.denoise([Canvas(20, tuple(TEXT[20 : 20 + left]), 16)], contexts, [None])
     assert record.recorded == 4
+
+
+def test_a_model_that_is_let_go_is_gone_at_once():
+    """Its memory is a GPU's, which does not wait for Python to look for cycles."""
+    model = in_buckets(Recording())
+    model.denoise([Canvas(0, tuple(TEXT[:5]), 16)], [Contexts(complete(model.encode((), None)))], [None])
+    gone = weakref.ref(model)
+    gc.disable()
+    try:
+        del model
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 @torch.inference_mode()
@@ -520,7 +535,7 @@ class Eager:
 
     def load(self, tokens: torch.Tensor, of_pass: Plan) -> cuda.Loaded:
         there = cuda.on_device(tokens, of_pass, torch.device("cuda"))
-        return cuda.Loaded(*there, lambda: self.model._compute(*there))
+        return cuda.Loaded(*there, lambda: self.model._forward(*there))
 
 
 @pytest.fixture(scope="module")
@@ -574,6 +589,7 @@ def in_front() -> Iterator[None]:
     before = torch.cuda.current_stream()
     cuda.in_front(torch.device("cuda"))
     yield
+    torch.cuda.synchronize()
     torch.cuda.set_stream(before)
 
 
