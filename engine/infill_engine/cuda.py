@@ -23,9 +23,10 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from infill_kernels import PAGE, Plan, Rope, moved
@@ -65,29 +66,35 @@ class Bucket(NamedTuple):
         if rows is None or canvases is None:
             return None
         bucket = cls(rows, canvases, _least(KEYS, of_pass.most_keys) or KEYS[-1])
-        used = _sizes(tokens, of_pass)
-        return bucket if all(used[name] <= size for name, size in bucket.sizes.items()) else None
+        sizes, used = bucket.sizes, _sizes(tokens, of_pass)
+        return bucket if all(used[name] <= size for name, size in sizes.items()) else None
 
     @property
-    def sizes(self) -> dict[str, int]:
+    def sizes(self) -> Mapping[str, int]:
         """Numbers of each list, in the order in which they lie in a buffer."""
+        return self._sizes_and_starts()[0]
+
+    @cache  # noqa: B019 - there are some dozens
+    def _sizes_and_starts(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
         of_tokens, of_contexts = self.canvases * TOKENS, self.canvases * CONTEXTS
         queries = dict.fromkeys(("tokens", "query_token", "query_slot"), self.rows)
         own = dict.fromkeys(("own_page", "own_at"), self.canvases)
         kept = dict.fromkeys(("position", "enter", "leave", "group", "branch"), of_tokens)
         placed = {name: of_contexts for name in _LISTS if name.startswith("context_")}
         starts = dict.fromkeys(_STARTS, self.canvases + 1)
-        return queries | own | kept | placed | starts | {"pages": self.canvases * PAGES}
+        sizes = queries | own | kept | placed | starts | {"pages": self.canvases * PAGES}
+        return sizes, _starts(sizes)
 
     def pack(self, buffer: Tensor, tokens: Tensor, of_pass: Plan) -> None:
         """Writes a pass into a host's buffer, int32 [at least sum of sizes]. Canvases that it does not have have no
         queries, and rows that it does not have are no canvas's: the kernels leave both alone."""
-        to = {name: view.numpy() for name, view in _views(buffer, self.sizes).items()}
-        _copy(to, tokens, of_pass)
-        to["tokens"][len(tokens) :] = 0  # they are looked up all the same
+        (sizes, starts), numbers = self._sizes_and_starts(), buffer.numpy()
+        _copy(numbers, starts, tokens, of_pass)
+        first = starts["tokens"]
+        numbers[first + len(tokens) : first + self.rows] = 0  # they are looked up all the same
         for name in _STARTS:
-            canvases = len(getattr(of_pass, name))
-            to[name][canvases:] = to[name][canvases - 1]
+            first, last = starts[name], len(getattr(of_pass, name)) - 1
+            numbers[first + last : first + sizes[name]] = numbers[first + last]
 
     def unpack(self, buffer: Tensor, bias_right: float, positions: int) -> tuple[Tensor, Plan]:
         """The pass that lies in a buffer, as views of it. What the host has to know of it is the bucket's."""
@@ -123,18 +130,24 @@ def _plan(views: Mapping[str, Tensor], host: _Host) -> Plan:
     return Plan(**known)
 
 
-def _copy(to: Mapping[str, npt.NDArray[Any]], tokens: Tensor, of_pass: Plan) -> None:
-    to["tokens"][: len(tokens)] = tokens.numpy()
-    for name in _LISTS:
-        numbers = getattr(of_pass, name)
-        to[name][: len(numbers)] = numbers.view(torch.int32).numpy()
+def _starts(sizes: Mapping[str, int]) -> Mapping[str, int]:
+    """Where each list begins."""
+    return dict(zip(sizes, itertools.accumulate(sizes.values(), initial=0), strict=False))
+
+
+def _copy(numbers: npt.NDArray[Any], starts: Mapping[str, int], tokens: Tensor, of_pass: Plan) -> None:
+    for name in ("tokens", *_LISTS):
+        of_list = (tokens if name == "tokens" else getattr(of_pass, name)).numpy()
+        first = starts[name]
+        bits = of_list if of_list.dtype != np.float32 else of_list.view(np.int32)
+        numbers[first : first + len(bits)] = bits
 
 
 def on_device(tokens: Tensor, of_pass: Plan, device: torch.device) -> tuple[Tensor, Plan]:
     """A host's pass on the device as it is, by one copy that the host does not wait for."""
     sizes = _sizes(tokens, of_pass)
     buffer = torch.empty(sum(sizes.values()), dtype=torch.int32)
-    _copy({name: view.numpy() for name, view in _views(buffer, sizes).items()}, tokens, of_pass)
+    _copy(buffer.numpy(), _starts(sizes), tokens, of_pass)
     views = _views(moved(buffer, device), sizes)
     return views["tokens"], _plan(views, _Host(*(getattr(of_pass, name) for name in _Host._fields)))
 
@@ -193,7 +206,7 @@ class Graphed:
         self._record = record or Recorder(device)
         largest = Bucket(ROWS[-1], CANVASES[-1], KEYS[-1])
         self._numbers = torch.zeros(sum(largest.sizes.values()), dtype=torch.int32, device=device)
-        self._runs: OrderedDict[tuple[Bucket, float], Callable[[], Tensor]] = OrderedDict()
+        self._recorded: OrderedDict[tuple[Bucket, float], Loaded] = OrderedDict()
         self._table = rope.table
         self._works = True
 
@@ -203,8 +216,7 @@ class Graphed:
         self._numbers.zero_()  # rows of no canvas
         for rows, keys in itertools.product(ROWS, KEYS[:2]):
             if self._works:
-                bucket = Bucket(rows, 1, keys)
-                self._recorded(bucket, *bucket.unpack(self._numbers, bias_right, self._rope.table.shape[1]))
+                self._of(Bucket(rows, 1, keys), bias_right)
 
     def load(self, tokens: Tensor, of_pass: Plan) -> Loaded:
         """Sends a host's pass to the device, which the host does not wait for. What was loaded before may no longer be
@@ -219,28 +231,28 @@ class Graphed:
         buffer = torch.empty(sum(bucket.sizes.values()), dtype=torch.int32, pin_memory=pinned)
         bucket.pack(buffer, tokens, of_pass)
         self._numbers[: len(buffer)].copy_(buffer, non_blocking=True)
-        there = bucket.unpack(self._numbers, of_pass.bias_right, self._rope.table.shape[1])
-        run, n = self._recorded(bucket, *there), len(tokens)
-        return Loaded(*there, lambda: run()[:n])
+        recorded, n = self._of(bucket, of_pass.bias_right), len(tokens)
+        return Loaded(recorded.tokens, recorded.plan, lambda: recorded.run()[:n])
 
-    def _recorded(self, bucket: Bucket, tokens: Tensor, of_pass: Plan) -> Callable[[], Tensor]:
-        """What runs a bucket, whose first pass has been sent."""
+    def _of(self, bucket: Bucket, bias_right: float) -> Loaded:
+        """A bucket's pass, of which the first has been sent."""
         if self._table is not self._rope.table:  # it has grown, and the graphs read the old one
-            self._runs.clear()
+            self._recorded.clear()
             self._table = self._rope.table
-        key = bucket, of_pass.bias_right
-        if key not in self._runs:
-            compute = partial(self._compute, tokens, of_pass)
+        key = bucket, bias_right
+        if key not in self._recorded:
+            there = bucket.unpack(self._numbers, bias_right, self._rope.table.shape[1])
+            compute = partial(self._compute, *there)
             try:
-                self._runs[key] = self._record(compute)
+                self._recorded[key] = Loaded(*there, self._record(compute))
             except RuntimeError as error:
                 self._works = False
                 log.warning("passes run without CUDA graphs: recording one failed with %s", type(error).__name__)
-                return compute
-            if len(self._runs) > MOST_GRAPHS:
-                self._runs.popitem(last=False)
-        self._runs.move_to_end(key)
-        return self._runs[key]
+                return Loaded(*there, compute)
+            if len(self._recorded) > MOST_GRAPHS:
+                self._recorded.popitem(last=False)
+        self._recorded.move_to_end(key)
+        return self._recorded[key]
 
 
 class Behind:
