@@ -103,3 +103,33 @@ def test_a_body_ends_where_the_next_function_begins(engine):
     text = ask(engine, prefix=PREFIX, head="    def area(self):", suffix=SUFFIX, max_lines=8, min_indent=5)
     assert text.startswith("\n        ")
     assert "def diameter" not in text
+
+
+def test_proposals_change_the_passes_but_no_text(loaded):
+    """The real model in its serving type, at places of a real file: look-up's proposals against none at all."""
+    tensors, codec = loaded
+    lines = inspect.getsource(pygls.server).splitlines()
+    dtype = smollm.cpu_dtypes()[-1]
+    told = []
+    for proposals in (0, 8):
+        denoiser = smollm.SmolDenoiser(tensors, dtype, "cpu", threads=physical_cores())
+        engine = Engine("embedded", denoiser, codec, EngineConfig(proposal_tokens=proposals), dtype=dtype)
+        texts, steps = [], 0
+        for row in (60, 95, 130, 170):
+            indent = len(lines[row]) - len(lines[row].lstrip())
+            request = InfillRequest(
+                client="test",
+                document=str(row),
+                prefix="\n".join(lines[row - 40 : row]) + "\n",
+                head=lines[row][: indent + 2],
+                suffix="\n" + "\n".join(lines[row + 1 : row + 12]),
+                max_lines=4,
+                max_tokens=48,
+                deadline_ms=60_000,
+            )
+            *_, candidate, final = engine.events(request, time.monotonic())
+            texts.append(candidate.text)
+            steps += final.timing.steps
+        told.append((texts, steps))
+    assert told[0][0] == told[1][0]
+    assert told[1][1] < told[0][1]
