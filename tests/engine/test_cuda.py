@@ -488,13 +488,14 @@ def replace_head(wanted):
 
 
 WIDE = Shape(layers=3, width=96, heads=6, kv_heads=2, head_size=16, ffn=160, vocab=64)
+WIDE_WEIGHTS = random_weights(WIDE)
 
 
 def test_fp8_is_close_to_bf16():
     """Measured: 0.09 of the rows' norm after three layers of random weights."""
-    weights, rows = random_weights(WIDE), []
+    rows = []
     for dtype in ("fp32", "bf16", "fp8"):
-        model = model_of(dtype=dtype, shape=WIDE, weights=weights)
+        model = model_of(dtype=dtype, shape=WIDE, weights=WIDE_WEIGHTS)
         canvas = Canvas(20, tuple(TEXT[20:25]), 16, proposal=tuple(TEXT[25:30]))
         (hidden,), _ = model.denoise([canvas], [Contexts(encode(model, TEXT[:20]))], [None])
         rows.append(hidden.float())
@@ -524,7 +525,7 @@ def apart(a: torch.Tensor, b: torch.Tensor) -> float:
 
 @pytest.fixture(scope="module")
 def gpu_model() -> SmolDenoiser:
-    return model_of("cuda", "bf16", WIDE, random_weights(WIDE))
+    return model_of("cuda", "bf16", WIDE, WIDE_WEIGHTS)
 
 
 class Eager:
@@ -541,7 +542,7 @@ class Eager:
 @pytest.fixture(scope="module")
 def eager() -> SmolDenoiser:
     """The same without graphs."""
-    model = model_of("cuda", "bf16", WIDE, random_weights(WIDE))
+    model = model_of("cuda", "bf16", WIDE, WIDE_WEIGHTS)
     model._graphed = Eager(model)
     return model
 
@@ -617,6 +618,6 @@ def test_contexts_encoded_behind_read_as_those_encoded_in_front(gpu_model, in_fr
 def test_fp8_on_a_gpu_is_close_to_bf16(gpu_model):
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("this GPU has no fp8")
-    fp8 = model_of("cuda", "fp8", WIDE, random_weights(WIDE))
+    fp8 = model_of("cuda", "fp8", WIDE, WIDE_WEIGHTS)
     for got, expected in zip(passes(fp8), passes(gpu_model), strict=True):
         assert apart(got, expected) < 0.15
