@@ -46,6 +46,9 @@ LEVELS = 8191
 OUTS, HEAD_CHUNK = 32, 192
 #: Bytes of a weight that are asked for ahead of their use.
 AHEAD = 1024
+#: Rows up to which one thread reads the head: two were 0.2 ms faster at one row (of 1.3), and took 36 to 64 ms beside
+#: two busy processes on two cores, as one of them then waits for the other's turn.
+ALONE = 8
 #: Rows that share one read of keys and values in attention, and values of a head that are mixed at a time: twice as
 #: many where there are twice as many registers to hold them.
 _MANY = bool(llvm.get_host_cpu_features().get("avx512f"))
@@ -366,7 +369,7 @@ MOST_ROWS, AT_ONCE = (8, 32) if _MANY else (4, 16)
 _tile_most, _tile4, _tile2, _tile1 = (_tile(rows, AT_ONCE) for rows in (MOST_ROWS, 4, 2, 1))
 _scores4, _scores2, _scores1 = (_scores(rows) for rows in (4, 2, 1))
 _mix4, _mix2, _mix1 = (_mix(rows) for rows in (4, 2, 1))
-_yield = types.ExternalFunction("sched_yield", types.int32())
+_sleep_us = types.ExternalFunction("usleep", types.int32(types.uint32))
 
 # What follows is compiled by numba. `nnan` but not `ninf`: masked scores are minus infinity.
 _FLAGS = {"contract", "reassoc", "nsz", "nnan"}
@@ -374,8 +377,8 @@ _compiled = njit(nogil=True, fastmath=_FLAGS, cache=True, error_model="numpy")
 
 #: Phases of one layer in `_layers`.
 _PHASES = 10
-#: Turns a thread looks at a barrier before it offers the core to others.
-_SPINS = 2000
+#: Looks at the end of a stage before a thread sleeps between them: its core is then free for the one it waits for.
+_SPINS = 20_000
 
 
 @_compiled
@@ -397,7 +400,7 @@ def _wait(sync: Array, phase: int, pieces: int) -> None:
     while _atomic_read(sync.ctypes.data + 16 * phase + 8) < pieces:
         spins += 1
         if spins > _SPINS:
-            _yield()
+            _sleep_us(np.uint32(20))
 
 
 @_compiled
@@ -944,12 +947,15 @@ class Team:
             threading.Thread(target=_help, args=(self._shared,), name="infill-cpu", daemon=True).start()
         weakref.finalize(self, self._shared.end, self._helpers)
 
-    def run(self, function: Callable[..., None], phases: int, *arguments: Any) -> None:
+    def run(self, function: Callable[..., None], phases: int, *arguments: Any, alone: bool = False) -> None:
         """Runs function(sync, *arguments) with the team; sync counts, for so many phases, the pieces of work that are
-        taken and those that are done. Returns when all are done; a helper that comes later finds nothing to do."""
+        taken and those that are done. Returns when all are done; a helper that comes later finds nothing to do.
+
+        alone: without helpers, for what is so short that one that loses its core would cost more than it gives.
+        """
         work = (np.zeros(2 * phases, np.int64), *arguments)
-        self._shared.work = (function, work)
-        if self._helpers:
+        if self._helpers and not alone:
+            self._shared.work = (function, work)
             self._shared.start.release(self._helpers)
         function(*work)
         self._shared.work = None  # what it holds may go
@@ -1073,6 +1079,7 @@ class Int8Head:
             np.empty((n, self._weight.ins), np.int16),
             np.empty(n, np.float32),
             out,
+            alone=n <= ALONE,
         )
         # The pieces become one: exp(y - best) = exp(y - top) exp(top - best). Of equal tops the lowest id wins.
         tops, tokens, sums, means = out.transpose(2, 0, 1)
