@@ -165,6 +165,17 @@ class Pace:
         self._sums: tuple[float, ...] = (0.0,) * 5
         self._step_s = 0.0
         self._steps = 0.0
+        #: Passes that an answered request took, and the age at which a newer key stroke takes a request's place.
+        self._passes = float(LEAST_PASSES)
+        self.stale_s = math.inf
+
+    def answered(self, passes: int) -> None:
+        """A request was answered in so many passes."""
+        self._passes += 0.1 * (max(passes, LEAST_PASSES) - self._passes)
+
+    def superseded(self, age_s: float) -> None:
+        """A request was superseded at that age."""
+        self.stale_s = age_s if math.isinf(self.stale_s) else self.stale_s + 0.1 * (age_s - self.stale_s)
 
     def passed(self, rows: int, seconds: float) -> None:
         """A pass took so long."""
@@ -186,11 +197,12 @@ class Pace:
         slope = max(0.0, (n * xy - x * y) / spread) if spread > 1e-6 * n * xx else 0.0
         return max(0.0, (y + slope * (n * rows - x)) / n)
 
-    def wait_s(self, encoding: int, rows: int) -> float:
-        """Seconds until a new request has had `LEAST_PASSES`, where `encoding` others encode before it, and passes have
-        `rows` rows with it."""
+    def wait_s(self, encoding: int, rows: int) -> tuple[float, float]:
+        """Seconds until a new request has had `LEAST_PASSES`, and as many as answers take; where `encoding` others
+        encode before it, and passes have `rows` rows with it."""
         steps = (encoding + 1) * self._steps
-        return steps * self._step_s + (steps + LEAST_PASSES) * self.pass_s(rows)
+        encoded_s, pass_s = steps * self._step_s, self.pass_s(rows)
+        return encoded_s + (steps + LEAST_PASSES) * pass_s, encoded_s + (steps + self._passes) * pass_s
 
 
 NO_MEMORY = Final("busy", "the engine's memory is full of what other requests use: ask again in a moment")
@@ -263,6 +275,8 @@ class Scheduler:
             self.requests += 1
             for other in self._jobs:
                 if other.document == job.document:
+                    if other.emit and other.verdict is None and other.request.priority == "typed":
+                        self.pace.superseded(time.monotonic() - other.started)
                     other.end(Final("superseded"))
             refusal = self._refusal() or self._no_time(job)
             if refusal is None:
@@ -321,18 +335,22 @@ class Scheduler:
         return None
 
     def _no_time(self, job: Job) -> Final | None:
-        """Why a new request would not get far enough before its deadline. Whoever is alone is always served."""
+        """Why a new request would not get far enough before its deadline, or be answered before its typist's next key
+        makes the answer worthless. Whoever is alone is always served."""
         live = [other for other in self._jobs if other.emit and other.verdict is None]
         if not live:
             return None
         encoding = sum(other.passes == 0 and other.urgency <= job.urgency for other in live)
         rows = sum(wants.rows if (wants := other.wants) else 1 for other in live) + 1
-        wait_ms, left_ms = self.pace.wait_s(encoding, rows) * 1000, (job.deadline - time.monotonic()) * 1000
-        if wait_ms <= left_ms:
-            return None
-        return Final(
-            "busy", f"the engine has {len(live)} requests: another takes {wait_ms:.0f} ms, and has {left_ms:.0f} left"
-        )
+        first_s, whole_s = self.pace.wait_s(encoding, rows)
+        limits = [(first_s, job.deadline - time.monotonic())]
+        if job.request.priority == "typed":
+            limits.append((whole_s, self.pace.stale_s))
+        for takes_s, has_s in limits:
+            if takes_s > has_s:
+                needs = f"another takes {takes_s * 1000:.0f} ms, and has {has_s * 1000:.0f}"
+                return Final("busy", f"the engine has {len(live)} requests: {needs}")
+        return None
 
     def _run(self) -> None:
         if self._loaded():
@@ -503,8 +521,10 @@ class Scheduler:
         job.worked += time.monotonic() - began
         if final is not None:
             self._finish(job, final)
-            if job.emit and final.reason in ANSWERED and job.request.priority != "speculation":
-                self.prime(job.request)
+            if job.emit and final.reason in ANSWERED:
+                self.pace.answered(job.passes)
+                if job.request.priority != "speculation":
+                    self.prime(job.request)
 
     def _finish(self, job: Job, final: Final) -> None:
         if job.ended:

@@ -26,7 +26,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -94,7 +94,7 @@ class Int8Weight(NamedTuple):
 
 
 #: numba adds the builder's arguments itself, which its annotations do not say.
-_intrinsic: Any = intrinsic
+_intrinsic = cast(Any, intrinsic)
 
 
 def _codegen(emit: Callable[..., Any]) -> Callable[..., Any]:
@@ -355,6 +355,17 @@ def _atomic_add(_: Any, address: Any, value: Any) -> Any:
 
 
 @_intrinsic
+def _pause(_: Any) -> Any:
+    """Tells the core that this is a wait, so that another thread on it gets more."""
+
+    def emit(b: Any) -> None:
+        if llvm.get_process_triple().startswith("x86"):
+            b.call(b.module.declare_intrinsic("llvm.x86.sse2.pause", (), ir.FunctionType(ir.VoidType(), [])), [])
+
+    return types.void(), _codegen(emit)
+
+
+@_intrinsic
 def _atomic_read(_: Any, address: Any) -> Any:
     """An int64 that others change."""
 
@@ -369,7 +380,7 @@ MOST_ROWS, AT_ONCE = (8, 32) if _MANY else (4, 16)
 _tile_most, _tile4, _tile2, _tile1 = (_tile(rows, AT_ONCE) for rows in (MOST_ROWS, 4, 2, 1))
 _scores4, _scores2, _scores1 = (_scores(rows) for rows in (4, 2, 1))
 _mix4, _mix2, _mix1 = (_mix(rows) for rows in (4, 2, 1))
-_sleep_us = types.ExternalFunction("usleep", types.int32(types.uint32))
+_sleep_us: Any = types.ExternalFunction("usleep", types.int32(types.uint32))
 
 # What follows is compiled by numba. `nnan` but not `ninf`: masked scores are minus infinity.
 _FLAGS = {"contract", "reassoc", "nsz", "nnan"}
@@ -399,6 +410,7 @@ def _wait(sync: Array, phase: int, pieces: int) -> None:
     spins = 0
     while _atomic_read(sync.ctypes.data + 16 * phase + 8) < pieces:
         spins += 1
+        _pause()
         if spins > _SPINS:
             _sleep_us(np.uint32(20))
 

@@ -396,6 +396,21 @@ def test_who_has_no_time_is_told_at_once_unless_nobody_else_is_there():
         assert ("d", "busy") in bench.notes.finals
 
 
+def test_what_the_next_key_would_overtake_is_refused_while_others_are_served():
+    with Bench({"first=": "x", "=": "y"}) as bench:
+        pace = bench.scheduler.pace
+        pace.superseded(0.2)
+        pace.passed(1, 0.05)
+        for _ in range(100):
+            pace.answered(10)
+        with bench.busy() as first:
+            typed = InfillRequest(client="c", document="d", head="=", deadline_ms=5000)
+            assert bench.submit(typed).final().message.endswith("another takes 500 ms, and has 200")
+            explicit = bench.submit(InfillRequest(client="c", document="e", head="=", priority="explicit"))
+        assert first.final().reason == explicit.final().reason == "end"
+        assert bench.submit(typed).final().reason == "end"
+
+
 def test_one_request_that_fails_in_a_shared_pass_ends_alone(caplog):
     with Bench({"first=": "x", "good=": "y", "bad=": "z"}) as bench:
         bench.denoiser.poison = b"bad="

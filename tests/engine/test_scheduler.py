@@ -442,8 +442,12 @@ def test_the_pace_counts_the_steps_of_those_before() -> None:
     for _ in range(50):
         pace.passed(4, 0.01)
         pace.prepared(6, 0.12)
-    assert pace.wait_s(0, 4) == pytest.approx(6 * 0.02 + (6 + LEAST_PASSES) * 0.01, rel=1e-2)
-    assert pace.wait_s(2, 4) == pytest.approx(18 * 0.02 + (18 + LEAST_PASSES) * 0.01, rel=1e-2)
+    for _ in range(100):
+        pace.answered(20)
+    for others, steps in ((0, 6), (2, 18)):
+        first_s, whole_s = pace.wait_s(others, 4)
+        assert first_s == pytest.approx(steps * 0.02 + (steps + LEAST_PASSES) * 0.01, rel=1e-2)
+        assert whole_s == pytest.approx(steps * 0.02 + (steps + 20) * 0.01, rel=1e-2)
 
 
 class Loader:
