@@ -38,6 +38,7 @@ from infill_engine.protocol import Candidate, Event, Final, Frame, InfillRequest
 from infill_engine.tokenizer import Codec, Healed, LineTokenizer
 
 T = TypeVar("T")
+S = TypeVar("S", str, list[int])
 Source = Literal["mask", "lookup", "last"]
 
 #: The canvas begins with this many slots and doubles when they are full, up to the request's limit.
@@ -447,8 +448,12 @@ class Engine:
         """The last segments before the gap, of those of whole lines the tokens, and the healed cursor line."""
         text, most = request.prefix + request.head, max(self._config.prefix_tokens, BEFORE)
         if len(text) > most * WINDOW_CHARS:
-            text = text[max(0, text.find("\n", len(text) - most * WINDOW_CHARS)) :]
+            first = text.find("\n", len(text) - most * WINDOW_CHARS)
+            text = text[first:] if first >= 0 else _end_of(text[text.rfind("\n") + 1 :], most * WINDOW_CHARS)
         segments = self._tokenizer.segments(text) or [""]
+        head = self._tokenizer.heal(segments[-1])
+        if len(head.tokens) > self._config.prefix_tokens:  # the cursor line alone is more than the window
+            return segments[-1:], [], Healed(_end_of(head.tokens, self._config.prefix_tokens), head.rest)
         lines: list[tuple[int, ...]] = []
         for segment in reversed(segments[:-1]):
             if most < 0:  # one more than the window holds, so that it is known not to hold all
@@ -456,7 +461,7 @@ class Engine:
             lines.append(self._tokenizer.encode_segment(segment))
             most -= len(lines[-1])
         lines.reverse()
-        return segments[len(segments) - len(lines) - 1 :], lines, self._tokenizer.heal(segments[-1])
+        return segments[len(segments) - len(lines) - 1 :], lines, head
 
     def _after(self, request: InfillRequest) -> list[int]:
         """The first tokens after the gap; none where only blank lines follow."""
@@ -521,6 +526,13 @@ def _rows(said: Tensor) -> Rows:
     """What `Engine._say` said of one canvas."""
     token, *others = said.tolist()
     return Rows([int(t) for t in token], *others)
+
+
+def _end_of(line: S, most: int) -> S:
+    """The last of a line's characters or tokens, at most `most`. Where they begin moves in strides, not with each
+    key, so that what is encoded of them can be kept."""
+    stride = max(1, most // 4)
+    return line[-(-max(0, len(line) - most) // stride) * stride :]
 
 
 def _start_cost(segments: Sequence[str]) -> Callable[[int], float]:

@@ -70,6 +70,19 @@ def test_several_lines_stream_as_they_are_finished():
     assert all(later.startswith(earlier.rstrip("\n")) for earlier, later in pairwise(texts))
 
 
+@pytest.mark.parametrize("before", ["", "import os\n", "x" * 300_000 + "\n"])
+def test_of_a_cursor_line_that_is_longer_than_the_window_its_end_is_read(before):
+    engine, _ = build({"return ": "a + b", "return a": " + b"})
+    line = "x" * 300_000 + "return "
+    text, final, _ = run(engine, request(prefix=before, head=line))
+    assert text == "a + b"
+    assert 0 < final.timing.encoded <= CONFIG.prefix_tokens + 1
+    text, final, _ = run(engine, request(prefix=before, head=line + "a"))
+    assert text == " + b"
+    assert final.timing.encoded <= CONFIG.chunk_tokens  # what is typed does not move where the window begins
+    assert final.timing.reused > CONFIG.prefix_tokens / 2
+
+
 @pytest.mark.parametrize("length", [FIRST_SLOTS - 1, FIRST_SLOTS, FIRST_SLOTS + 1, 100])
 def test_the_canvas_grows_when_it_is_full(length):
     engine, _ = build({"=": LONG[:length]})
