@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -954,10 +954,16 @@ class Team:
 
     def __init__(self, threads: int) -> None:
         self._shared = _Shared()
-        self._helpers = threads - 1
-        for _ in range(self._helpers):
-            threading.Thread(target=_help, args=(self._shared,), name="infill-cpu", daemon=True).start()
-        weakref.finalize(self, self._shared.end, self._helpers)
+        helpers = [
+            threading.Thread(target=_help, args=(self._shared,), name="infill-cpu", daemon=True)
+            for _ in range(threads - 1)
+        ]
+        for helper in helpers:
+            helper.start()
+        self._helpers = len(helpers)
+        # At the end of the process, too: a thread that came back from compiled code after the interpreter had gone
+        # would end the process with an abort.
+        weakref.finalize(self, self._shared.end, helpers)
 
     def run(self, function: Callable[..., None], phases: int, *arguments: Any, alone: bool = False) -> None:
         """Runs function(sync, *arguments) with the team; sync counts, for so many phases, the pieces of work that are
@@ -965,12 +971,13 @@ class Team:
 
         alone: without helpers, for what is so short that one that loses its core would cost more than it gives.
         """
-        work = (np.zeros(2 * phases, np.int64), *arguments)
-        if self._helpers and not alone:
-            self._shared.work = (function, work)
-            self._shared.start.release(self._helpers)
-        function(*work)
-        self._shared.work = None  # what it holds may go
+        shared, work = self._shared, (np.zeros(2 * phases, np.int64), *arguments)
+        with shared.running:
+            if self._helpers and not alone:
+                shared.work = (function, work)
+                shared.start.release(self._helpers)
+            function(*work)
+            shared.work = None  # what it holds may go
 
 
 class _Shared:
@@ -978,13 +985,19 @@ class _Shared:
 
     def __init__(self) -> None:
         self.start = threading.Semaphore(0)
+        self.running = threading.Lock()
         self.work: tuple[Callable[..., None], tuple[Any, ...]] | None = None
         self.ended = False
 
-    def end(self, helpers: int) -> None:
+    def end(self, helpers: Sequence[threading.Thread]) -> None:
+        """Ends the helpers and waits for them, and for the work that is going on; no other begins."""
         self.ended = True
-        for _ in range(helpers):
+        self.running.acquire(timeout=5)
+        for _ in helpers:
             self.start.release()
+        for helper in helpers:
+            if helper is not threading.current_thread():
+                helper.join(5)
 
 
 def _help(shared: _Shared) -> None:
