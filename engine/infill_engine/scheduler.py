@@ -353,10 +353,15 @@ class Scheduler:
         return None
 
     def _run(self) -> None:
-        if self._loaded():
-            while self._wait() and (engine := self._loaded()):
-                self._round(engine)
-                del engine  # lest it stay when it is let go
+        try:
+            if self._loaded():
+                while self._wait() and (engine := self._loaded()):
+                    self._round(engine)
+                    del engine  # lest it stay when it is let go
+        except Exception as error:  # a fault of the scheduler itself: nobody shall wait for a thread that is gone
+            _log_failure(error)
+            self._enter(Phase("error", _failure(type(error).__name__).message))
+            self._failed(self.phase.message)
         failure = Final("error", self.phase.message) if self.phase.state == "error" else Final("cancelled")
         for job in list(self._jobs):
             self._finish(job, job.verdict or failure)
@@ -452,6 +457,8 @@ class Scheduler:
         if self._observer:
             self._observer.stepped(len(jobs), rows, seconds)
         for job, outcome in zip(jobs, outcomes, strict=True):
+            if job.ended:  # for the memory that one before it asked for
+                continue
             job.worked += seconds
             job.passes += 1
             job.turn = self._rounds

@@ -447,6 +447,37 @@ def test_where_all_memory_is_in_use_one_ends_and_the_others_live_on():
         assert bench.submit(ask("2", prefix="text 2\n" * 30, head="=", max_tokens=100)).final().reason == "limit"
 
 
+def test_one_that_finds_no_memory_behind_a_pass_takes_it_from_one_of_that_pass(monkeypatch):
+    with Bench({"first=": LONG, "=": "x"}) as bench:
+        steps = bench.engine._step
+
+        def step(run, outcome):
+            if run.request.document == "first" and any(job.wants for job in bench.scheduler._jobs):
+                raise MemoryError
+            return steps(run, outcome)
+
+        monkeypatch.setattr(bench.engine, "_step", step)
+        with bench.busy() as first:
+            other = bench.submit(ask("other", head="=", priority="explicit"))
+        assert other.final().reason == "busy"
+        assert first.final().reason == "limit"
+
+
+def test_a_fault_of_the_scheduler_leaves_nobody_waiting(caplog):
+    text = "some_text"
+    with Bench({"first=": "x"}) as bench:
+
+        def stepped(canvases: int, rows: int, seconds: float) -> None:
+            raise ZeroDivisionError(text)
+
+        bench.notes.stepped = stepped
+        finals = [bench.submit(ask(head="first=")).final() for _ in range(2)]
+        assert [final.reason for final in finals] == ["error"] * 2
+        assert all("ZeroDivisionError" in final.message for final in finals)
+        assert "stepped" in caplog.text
+        assert text not in caplog.text
+
+
 def test_what_is_encoded_ahead_gives_back_its_memory_to_whoever_waits():
     asked: list[Asked] = []
     with Bench({"=": "x"}, room=500) as bench:
