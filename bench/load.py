@@ -25,7 +25,7 @@ from pathlib import Path
 
 import msgspec
 from infill_engine import process
-from infill_engine.protocol import Candidate, Final, InfillRequest, Reason
+from infill_engine.protocol import ANSWERED, Candidate, Final, InfillRequest, Reason
 from rich.progress import track
 
 from infill_lsp.client import EngineClient
@@ -39,7 +39,6 @@ BEFORE, AFTER = 64 * 1024, 8 * 1024
 DEADLINE_MS = 400
 #: The storm: typists, seconds between their keys, and seconds it may take at most.
 STORM, STORM_KEY_S, STORM_S = 32, 0.05, 120
-ANSWERED: tuple[Reason, ...] = ("end", "limit", "deadline")
 
 
 @dataclass(slots=True)

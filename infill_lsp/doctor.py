@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from importlib import metadata
 
 from infill_engine import protocol
-from infill_engine.protocol import Candidate, Final, InfillRequest, Status
+from infill_engine.protocol import ANSWERED, Candidate, Final, InfillRequest, Status
 
 from infill_lsp import __version__
 from infill_lsp.client import EngineClient, EngineError, interpreter
@@ -190,7 +190,7 @@ async def _completion(report: _Report, engine: EngineClient) -> None:
             final = event
     milliseconds = 1000 * (time.perf_counter() - start)
     asked = f"{REQUEST.prefix}{REQUEST.head}".replace("\n", "⏎")
-    if text.strip() and final.reason in ("end", "limit", "deadline"):
+    if text.strip() and final.reason in ANSWERED:
         report.ok(f"completion: {asked}[{text}] in {milliseconds:.0f} ms")
     else:
         reason = final.message or final.reason

@@ -27,7 +27,7 @@ from starlette.responses import Response, StreamingResponse
 
 from infill_engine import gap
 from infill_engine.endpoints import EVENT_STREAM, JSON, Endpoint, Refusal, answer, events, read, unless_gone
-from infill_engine.protocol import Candidate, Final, InfillRequest, Timing
+from infill_engine.protocol import ANSWERED, Answered, Candidate, Final, InfillRequest, Timing
 from infill_engine.scheduler import Scheduler
 
 #: What a client gets that does not say: tokens, and milliseconds from receipt to the answer.
@@ -95,7 +95,7 @@ class Outcome(NamedTuple):
     """How an answer came to its end."""
 
     #: "stop": a stop string, which is `stop`. The others are the engine's own.
-    reason: Literal["stop", "end", "limit", "deadline"]
+    reason: Literal["stop", Answered]
     #: Tokens of the text.
     tokens: int
     #: Zero where a stop string ended the job early.
@@ -696,7 +696,7 @@ class Gateway:
                         if told:
                             yield Part(told)
                     elif isinstance(event, Final):
-                        if event.reason not in ("end", "limit", "deadline"):
+                        if event.reason not in ANSWERED:
                             status = 500 if event.reason == "error" else 503
                             raise HTTPException(status, event.message or f"the request was {event.reason}")
                         told = reply.close().replace("\n", ask.eol)

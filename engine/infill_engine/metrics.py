@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
-from infill_engine.protocol import Final, InfillRequest, Reason
+from infill_engine.protocol import ANSWERED, Final, InfillRequest
 
 #: Upper bounds in seconds, from a cached step on a GPU to the longest deadline anybody sets.
 _SECONDS = (
@@ -36,8 +36,6 @@ _SECONDS = (
 _TOKENS_A_PASS = (1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4, 6, 8, 16)
 _CANVASES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-
-_ANSWERED: frozenset[Reason] = frozenset(("end", "limit", "deadline"))
 
 
 class Metrics:
@@ -94,7 +92,7 @@ class Metrics:
     def finished(self, request: InfillRequest, final: Final) -> None:
         """A request ended. What was not answered counts by its reason alone: it tells no times."""
         self._requests.labels(final.reason).inc()
-        if final.reason not in _ANSWERED:
+        if final.reason not in ANSWERED:
             return
         timing = final.timing
         self._queue.observe(timing.queue_ms / 1000)

@@ -106,8 +106,11 @@ class Frame(msgspec.Struct, frozen=True, tag="frame"):
     slots: tuple[Slot, ...]
 
 
-#: Why a request ended. The first three carry whatever was worth showing in the candidates before.
-Reason = Literal["end", "limit", "deadline", "cancelled", "superseded", "starting", "busy", "error"]
+#: How a request ends that was answered: with whatever was worth showing in the candidates before.
+Answered = Literal["end", "limit", "deadline"]
+ANSWERED: tuple[Answered, ...] = ("end", "limit", "deadline")
+#: Why a request ended.
+Reason = Literal[Answered, "cancelled", "superseded", "starting", "busy", "error"]
 
 
 class Proposals(msgspec.Struct, frozen=True):

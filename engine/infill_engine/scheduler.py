@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from infill_engine import protocol
 from infill_engine.fetch import Report
-from infill_engine.protocol import Candidate, Event, Final, Frame, InfillRequest, State
+from infill_engine.protocol import ANSWERED, Candidate, Event, Final, Frame, InfillRequest, State
 
 if TYPE_CHECKING:  # they bring torch, which takes seconds to import
     from infill_engine.core import Outcome, Pass
@@ -36,9 +36,6 @@ PASS_ROWS = 256
 MAX_PRIMES = 8
 #: Passes without which a text is hardly worth showing: a request that would not get so many is told at once.
 LEAST_PASSES = 4
-
-#: How a request ends that was answered.
-ANSWERED = ("end", "limit", "deadline")
 
 #: The weight of a pass in the running means, for each that came after it.
 FADING = 0.98
