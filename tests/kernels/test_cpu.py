@@ -225,13 +225,21 @@ def test_the_threads_of_a_team_end_with_it():
         assert not helper.is_alive()
 
 
-def test_the_threads_of_a_team_end_before_the_interpreter():
-    """What is registered first is called last: by then they are gone."""
+def test_a_helper_that_still_works_is_waited_for_at_the_end_of_the_process():
+    """What is registered first is called last: by then it is done."""
     script = """
-import atexit, threading
+import atexit, threading, time
 atexit.register(lambda: print([thread.name for thread in threading.enumerate()]))
 from infill_kernels import cpu
-team = cpu.Team(3)
+came = threading.Event()
+def work(sync):
+    if threading.current_thread() is threading.main_thread():
+        came.wait(10)
+    else:
+        came.set()
+        time.sleep(0.5)
+team = cpu.Team(2)
+team.run(work, 1)
 """
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     assert told.stdout.strip() == "['MainThread']"
