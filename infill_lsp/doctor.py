@@ -28,7 +28,18 @@ from infill_lsp.documents import GRAMMARS, Document
 TORCH = ((2, 11), (2, 14))
 TORCH_REQUIREMENT = "torch>=2.11,<2.14"
 #: What the engine needs, besides torch.
-PACKAGES = ("tokenizers", "gguf", "safetensors", "numpy", "starlette", "uvicorn", "rich")
+PACKAGES = (
+    "gguf",
+    "llvmlite",
+    "numba",
+    "numpy",
+    "prometheus-client",
+    "rich",
+    "safetensors",
+    "starlette",
+    "tokenizers",
+    "uvicorn",
+)
 #: Run in the engine's Python: the versions of the packages named, null where there is none.
 PROBE = """
 import importlib.metadata, json, sys

@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
 
     serve = commands.add_parser("serve", parents=[model], help="run until idle; editors start this on demand")
     serve.add_argument("--device", default=default.device, help="auto, cpu, cuda, ... (default: %(default)s)")
-    serve.add_argument("--dtype", default=default.dtype, help="auto, bfloat16, ... (default: %(default)s)")
+    serve.add_argument("--dtype", default=default.dtype, help="auto, fp32, bf16, int8, ... (default: %(default)s)")
     serve.add_argument("--threads", type=int, default=default.threads, help="CPU threads; 0: up to four cores")
     serve.add_argument(
         "--idle-exit",

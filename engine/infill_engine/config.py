@@ -15,9 +15,9 @@ class EngineConfig:
     model: str = "embedded"
     #: "auto", or a torch device such as "cpu" or "cuda:0".
     device: str = "auto"
-    #: "auto", or a torch floating-point type such as "bfloat16".
+    #: "auto", or one of the types that the model is served in, such as "int8".
     dtype: str = "auto"
-    #: CPU threads of one forward pass; 0: one fewer than there are physical cores, but at least one.
+    #: CPU threads of one forward pass; 0: one a physical core, up to four.
     threads: int = 0
     #: Tokens of context before and after the gap.
     prefix_tokens: int = 1024

@@ -74,8 +74,6 @@ GPU_STEPS = 8
 #: Rotary positions that there are on a GPU from the start, 8 MiB: growing the tables costs the recorded graphs.
 GPU_POSITIONS = 1 << 15
 
-DTYPES = ("fp32", "bf16", "int8", "fp8")
-
 _MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 
 
@@ -273,8 +271,8 @@ class SmolDenoiser:
         threads: int = 1,
     ) -> None:
         """weights: by their GGUF names, any floating type, q and k rows in half-split order, for int8 with what
-        `quantised` makes of them; dtype: one of DTYPES; cache_bytes: memory for the keys and values of all contexts and
-        canvases; threads: of one pass in int8 (the others use torch's)."""
+        `quantised` makes of them; dtype: fp32, bf16, int8 or fp8; cache_bytes: memory for the keys and values of all
+        contexts and canvases; threads: of one pass in int8 (the others use torch's)."""
         self._device = torch.device(device)
         floating = torch.bfloat16 if dtype in ("bf16", "fp8") else torch.float32
         on_gpu = self._device.type == "cuda"
@@ -426,15 +424,18 @@ def serving_dtype(wanted: str, device: str) -> str:
     """
     if wanted == "auto" and device != "cpu":
         return "bf16"
-    if wanted != "auto" and wanted not in (cpu_dtypes() if device == "cpu" else ("fp32", "bf16", "fp8")):
-        raise ModelError(f"the embedded model cannot be served in {wanted!r} on {device}: use auto, fp32 or bf16")
+    served = ("auto", *(cpu_dtypes() if device == "cpu" else ("fp32", "bf16", "fp8")))
+    if wanted not in served:
+        raise ModelError(
+            f"the embedded model cannot be served in {wanted!r} on {device}: use one of {', '.join(served)}"
+        )
     if wanted == "fp8" and torch.cuda.get_device_capability(device) < (8, 9):
         raise ModelError(f"{torch.cuda.get_device_name(device)} has no fp8: use auto, fp32 or bf16")
     return wanted
 
 
 def cpu_dtypes() -> tuple[str, ...]:
-    """The types that this machine's CPU can serve in; bf16 only on request where it has no products in it."""
+    """The types that this machine's CPU serves in: bf16 where it has products in it, int8 where it has the kernels."""
     mkldnn = torch.ops.mkldnn
     fast_bf16 = hasattr(mkldnn, "_is_mkldnn_bf16_supported") and mkldnn._is_mkldnn_bf16_supported()
     return ("fp32", *(("bf16",) if fast_bf16 else ()), *(("int8",) if int8_available() else ()))

@@ -263,3 +263,11 @@ class TestInt8:
 def test_a_type_that_cannot_be_served_is_refused(dtype, device):
     with pytest.raises(ModelError, match="cannot be served"):
         serving_dtype(dtype, device)
+
+
+def test_what_a_refusal_offers_can_be_served():
+    with pytest.raises(ModelError) as refused:
+        serving_dtype("bfloat16", "cpu")
+    offered = str(refused.value).partition("use one of ")[2].split(", ")
+    assert {"auto", "fp32"} <= set(offered)
+    assert [serving_dtype(dtype, "cpu") for dtype in offered] == offered

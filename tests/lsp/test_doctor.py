@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,12 @@ def test_a_torch_that_does_not_fit_is_a_fault(home: Path, version: str) -> None:
     assert code == 1
     assert f"✗ torch {version} in {python} does not fit torch>=2.11,<2.14\n  cure: {python} -m pip install" in output
     assert '"torch>=2.11,<2.14"' in output
+
+
+def test_it_looks_for_all_that_the_engine_needs() -> None:
+    project = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text())["project"]
+    needed = {re.match(r"[\w-]+", one)[0] for one in project["optional-dependencies"]["engine"]}
+    assert {"torch", "pip", *PACKAGES} == needed
 
 
 def test_a_fault_of_the_socket_is_told_once(home: Path) -> None:
