@@ -52,7 +52,7 @@ $(READY): pyproject.toml constraints.txt
 		{ echo "Python 3.11 or newer is needed: make PYTHON=python3.11 ..."; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 		{ echo "this Python cannot make virtual environments: apt-get install python3-venv"; exit 1; }
-	@echo "Making .venv (once: about 300 MB to download without a GPU, 1.2 GB on disk)"
+	@echo "Making .venv (once: about 650 MB to download without a GPU, 2.4 GB on disk)"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt --no-deps \
 		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
