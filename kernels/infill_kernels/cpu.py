@@ -383,8 +383,20 @@ _mix4, _mix2, _mix1 = (_mix(rows) for rows in (4, 2, 1))
 _sleep_us: Any = types.ExternalFunction("usleep", types.int32(types.uint32))
 
 # What follows is compiled by numba. `nnan` but not `ninf`: masked scores are minus infinity.
-_FLAGS = {"contract", "reassoc", "nsz", "nnan"}
-_compiled = njit(nogil=True, fastmath=_FLAGS, cache=True, error_model="numpy")
+_OPTIONS: dict[str, Any] = {
+    "nogil": True,
+    "fastmath": {"contract", "reassoc", "nsz", "nnan"},
+    "error_model": "numpy",
+}
+
+
+def _compiled(function: Callable[..., Any]) -> Any:
+    """Compiles at the first call, and keeps what was compiled on disk where there is a folder for it."""
+    try:
+        return njit(**_OPTIONS, cache=True)(function)
+    except RuntimeError:  # neither the package's own folder nor the user's cache can be written to
+        return njit(**_OPTIONS)(function)
+
 
 #: Phases of one layer in `_layers`.
 _PHASES = 10
@@ -730,6 +742,12 @@ def _store_rows(
 
 
 @_compiled
+def _row_tiles(p: Any, canvas: int) -> int:
+    """Tiles of a canvas's rows."""
+    return (p.query_start[canvas + 1] - p.query_start[canvas] + TILE - 1) // TILE
+
+
+@_compiled
 def _attend_tiles(
     sync: Array,
     phase: int,
@@ -753,12 +771,12 @@ def _attend_tiles(
     totals = np.empty(TILE * group, np.float32)
     tiles = 0
     for c in range(canvases):
-        tiles += (p.query_start[c + 1] - p.query_start[c] + TILE - 1) // TILE
+        tiles += _row_tiles(p, c)
     task = _next(sync, phase)
     while task < tiles * kv_heads:
         g, tile, c = task % kv_heads, task // kv_heads, 0
-        while tile >= (p.query_start[c + 1] - p.query_start[c] + TILE - 1) // TILE:
-            tile -= (p.query_start[c + 1] - p.query_start[c] + TILE - 1) // TILE
+        while tile >= _row_tiles(p, c):
+            tile -= _row_tiles(p, c)
             c += 1
         r = p.query_start[c] + tile * TILE
         rows = min(TILE, p.query_start[c + 1] - r)
@@ -1024,14 +1042,16 @@ class Int8Stack:
     def __call__(self, x: Tensor, plan: Plan, pool: KVPool, rope: Rope, first: int, end: int) -> Tensor:
         """The residual stream fp32 [N, width] after layers `first` to `end` - 1; keys and values go into the pool,
         which is fp16 with `transposed` keys. The scale of the scores is expected to be in the query weights."""
+        n, w, ffn = len(x), self.weights, self.ffn
+        # What is compiled takes addresses and checks nothing.
         assert pool.keys.dtype == torch.float16, "the pool is fp16"
         assert pool.keys.stride(-2) == 1, "the pool's keys are transposed"
+        assert pool.keys.shape[2:] == (self.kv_heads, PAGE, self.head_size), "the pool is of another model"
+        assert n == len(plan.query_token) == int(plan.query_start[-1]), "the plan is of another pass"
         assert self.head_size % 32 == 0
         rope.reserve(plan.positions)
-        n, w, ffn = len(x), self.weights, self.ffn
         x = x.clone(memory_format=torch.contiguous_format)
         outs = (self.heads + 2 * self.kv_heads) * self.head_size
-        _, pages, kv_heads, page, size = pool.keys.shape
         self.team.run(
             _layers,
             _PHASES * (end - first),
@@ -1042,8 +1062,8 @@ class Int8Stack:
             end,
             pool.keys.data_ptr(),
             pool.values.data_ptr(),
-            2 * kv_heads * page * size,
-            pages,
+            2 * self.kv_heads * PAGE * self.head_size,
+            pool.keys.shape[1],
             rope.table.numpy(),
             plan.bias_right,
             self.heads,
@@ -1086,9 +1106,11 @@ class Int8Head:
         n = len(x)
         w, scale = self._weight
         bias = torch.zeros(self._vocab).masked_fill_(~head.free, -torch.inf)
-        sets = Allowed(torch.ones(1, 1, dtype=torch.bool), torch.full((n,), -1, dtype=torch.int32))
-        if allowed is not None:
-            sets = allowed
+        if allowed is None:
+            every = torch.ones(1, self._vocab, dtype=torch.bool)
+            allowed = Allowed(every, torch.full((n,), -1, dtype=torch.int32))
+        assert len(allowed.row) == n, "the sets are of other rows"
+        assert allowed.mask.shape[1] == self._vocab, "the sets are of another vocabulary"
         out = np.empty((-(-self._vocab // HEAD_CHUNK), n, 4))
         self._team.run(
             _head,
@@ -1097,8 +1119,8 @@ class Int8Head:
             w,
             scale,
             bias.numpy(),
-            sets.mask.numpy(),
-            sets.row.numpy(),
+            allowed.mask.numpy(),
+            allowed.row.numpy(),
             1 / temperature,
             head.softcap or 0.0,
             np.empty((n, self._weight.ins), np.int16),

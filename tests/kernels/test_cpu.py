@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,7 +34,7 @@ from infill_kernels.unmask import unmask as reference
 cpu = pytest.importorskip("infill_kernels.cpu", reason="numba is not installed")
 pytestmark = pytest.mark.skipif(not cpu.available(), reason="this processor has no int8 kernels")
 
-WIDTH, HEADS, KV_HEADS, SIZE, FFN, EPS = 50, 6, 2, 32, 70, 1e-5
+WIDTH, HEADS, KV_HEADS, SIZE, FFN, EPS = 51, 6, 2, 32, 71, 1e-5
 LAYERS = 2
 
 
@@ -140,7 +143,7 @@ def test_the_stack_agrees_with_the_references(stack, shapes, seed):
     assert torch.equal(stack.run(half_way, of_pass, pools[0], stack.rope, 1, LAYERS), got)
 
 
-@pytest.mark.parametrize(("rows", "vocab", "width"), [(1, 64, 40), (5, 1001, 70), (9, 193, 32)])
+@pytest.mark.parametrize(("rows", "vocab", "width"), [(1, 64, 40), (5, 1001, 71), (9, 193, 32)])
 @pytest.mark.parametrize("softcap", [None, 5.0])
 @pytest.mark.parametrize("scale", [1.0, 1000.0])
 def test_the_head_agrees_with_the_reference(team, rows, vocab, width, softcap, scale):
@@ -166,6 +169,23 @@ def test_the_head_agrees_with_the_reference(team, rows, vocab, width, softcap, s
             assert torch.equal(got.token, expected.token)
         assert not banned[got.token].any()
     torch.testing.assert_close(served.project(hidden), hidden @ exact.T, rtol=1e-4, atol=1e-3 * scale)
+
+
+def test_what_does_not_fit_together_is_refused(stack, team):
+    """Compiled code would read beside what it is given."""
+    positions, parents, classes = tree(3, 0, 0)
+    pool = garbage_pool()
+    of_pass = plan([Part(positions, parents, classes, 3, [pool.take()], 0, [])])
+    with pytest.raises(AssertionError, match="another pass"):
+        stack.run(torch.zeros(4, WIDTH), of_pass, pool, stack.rope, 0, LAYERS)
+    other = KVPool(LAYERS, KV_HEADS, 2 * SIZE, 4, torch.float16, transposed=True)
+    with pytest.raises(AssertionError, match="another model"):
+        stack.run(torch.zeros(3, WIDTH), of_pass, other, stack.rope, 0, LAYERS)
+    weight = torch.ones(100, 32)
+    head = Head(weight, project=cpu.Int8Head(cpu.Int8Weight.of(weight), 100, team))
+    allowed = head.allow(2, {1: torch.ones(100, dtype=torch.bool)})
+    with pytest.raises(AssertionError, match="other rows"):
+        head.project.unmask(torch.ones(3, 32), head, temperature=1.0, allowed=allowed)
 
 
 def test_of_equal_logits_the_lowest_id_wins(team):
@@ -212,6 +232,30 @@ def test_a_team_does_not_wait_for_a_helper_that_is_late():
     gate.set()
     assert left.wait(10)
     assert out.tolist() == [1.0] * 5
+
+
+def test_where_no_folder_can_be_written_to_they_are_compiled_all_the_same(tmp_path):
+    package = tmp_path / "infill_kernels"
+    shutil.copytree(Path(cpu.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "__pycache__").touch()
+    nowhere = str(package / "__pycache__" / "home")
+    script = """
+import numpy as np
+from infill_kernels import cpu
+row = np.zeros(4, np.int16)
+cpu._quantise(np.array([1.0, -2.0, 0.5], np.float32), row)
+print(cpu.__file__, row.tolist())
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=os.environ | {"HOME": nowhere, "XDG_CACHE_HOME": nowhere, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert told.stdout.split(maxsplit=1) == [str(package / "cpu.py"), "[4096, -8191, 2048, 0]\n"]
 
 
 def test_the_threads_of_a_team_end_with_it():
