@@ -16,6 +16,7 @@ from torch import Tensor
 
 from infill_kernels.compile import Variant
 from infill_kernels.fp8 import E4M3, LARGEST, SMALLEST_SCALE
+from infill_kernels.pointwise_triton import row_warps
 
 _LARGEST, _SMALLEST = tl.constexpr(LARGEST), tl.constexpr(SMALLEST_SCALE)
 
@@ -40,13 +41,8 @@ def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     values, scale = x.new_empty(n, width, dtype=E4M3), x.new_empty(n, 1, dtype=torch.float32)
     block = triton.next_power_of_2(width)
     with torch.cuda.device_of(x):
-        _quantise[(n,)](x.contiguous(), values, scale, width, BLOCK=block, num_warps=_warps(block))
+        _quantise[(n,)](x.contiguous(), values, scale, width, BLOCK=block, num_warps=row_warps(block))
     return values, scale
-
-
-def _warps(block: int) -> int:
-    """Eight numbers a thread, at most 16 warps."""
-    return min(16, max(1, block // 256))
 
 
 def variants() -> Iterator[Variant]:
@@ -54,4 +50,6 @@ def variants() -> Iterator[Variant]:
     for width in (576, 1536, 2816):
         block = triton.next_power_of_2(width)
         signature = {"x": "*bf16:16", "values": "*fp8e4nv:16", "scale": "*fp32:16", "width": "i32:16"}
-        yield Variant(f"quantise, bf16, {width} wide", _quantise, signature, {"BLOCK": block}, _warps(block), least=89)
+        yield Variant(
+            f"quantise, bf16, {width} wide", _quantise, signature, {"BLOCK": block}, row_warps(block), least=89
+        )

@@ -1,8 +1,7 @@
 """What stands between a layer's matrix products, row by row: RMSNorm behind a residual, and gated activations.
 
-Knows nothing of models. This is torch's own code and the specification of the Triton kernels beside it. It is what
-serves: whether a fused kernel pays is decided by `python -m bench.kernels` on the GPU in question, and it has not been
-measured yet.
+Knows nothing of models. This is the specification of the Triton kernels beside it. No model calls either yet, they use
+torch's own functions: whether a fused kernel pays is for `python -m bench.kernels` to say, on a GPU.
 
     add_rmsnorm:  s = x + r          y = s / sqrt(mean(s^2) + eps) * w
     gated:        y = f(a) * b       f = silu or gelu (tanh form), (a, b) the two halves of a row

@@ -1,6 +1,6 @@
 """`add_rmsnorm` and `gated` in Triton: each reads its inputs once and writes its results once.
 
-Formulas and signatures are those of pointwise.py, whose torch code is what serves until a measurement speaks for these.
+Formulas and signatures are those of pointwise.py.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -58,7 +58,7 @@ def add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tupl
     block = triton.next_power_of_2(width)
     with torch.cuda.device_of(x):
         _add_rmsnorm[(n,)](
-            x, residual, weight.contiguous(), total, out, width, eps, BLOCK=block, num_warps=_warps(block)
+            x, residual, weight.contiguous(), total, out, width, eps, BLOCK=block, num_warps=row_warps(block)
         )
     return total, out
 
@@ -74,8 +74,8 @@ def gated(x: Tensor, activation: Activation) -> Tensor:
     return out
 
 
-def _warps(block: int) -> int:
-    """Eight numbers a thread, at most 16 warps."""
+def row_warps(block: int) -> int:
+    """Warps for one row of `block` numbers: eight numbers a thread, at most 16 warps."""
     return min(16, max(1, block // 256))
 
 
@@ -85,7 +85,7 @@ def variants() -> Iterator[Variant]:
         block = triton.next_power_of_2(width)
         signature = dict.fromkeys(("x", "residual", "weight", "total", "out"), "*bf16:16")
         signature |= {"width": "i32:16", "eps": "fp32"}
-        yield Variant(f"add_rmsnorm, bf16, {width} wide", _add_rmsnorm, signature, {"BLOCK": block}, _warps(block))
+        yield Variant(f"add_rmsnorm, bf16, {width} wide", _add_rmsnorm, signature, {"BLOCK": block}, row_warps(block))
     for silu in (True, False):
         signature = {"x": "*bf16:16", "out": "*bf16:16", "width": "i32:16"}
         yield Variant(f"{'swiglu' if silu else 'geglu'}, bf16", _gated, signature, {"SILU": silu, "BLOCK": _BLOCK})
