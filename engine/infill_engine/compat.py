@@ -40,7 +40,6 @@ DOCUMENTS = 8
 Tokens = Annotated[int, Meta(ge=1)]
 One = Annotated[int, Meta(ge=1, le=1)]
 Stops = Annotated[list[str], Meta(max_length=64)]
-Stop = str | Stops | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,9 +289,7 @@ class Body(Protocol):
     @property
     def stream(self) -> bool | None: ...
 
-    def ask(self) -> Ask:
-        """Raises `HTTPException` 400 for what cannot be served."""
-        ...
+    def ask(self) -> Ask: ...
 
 
 B = TypeVar("B", bound=Body)
@@ -430,29 +427,49 @@ class StreamOptions(Struct, frozen=True):
     include_usage: bool | None = None
 
 
-class OpenAIBody(Struct, frozen=True, kw_only=True):
-    """https://platform.openai.com/docs/api-reference/completions/create, with one prompt and one choice."""
+class PlainBody(Struct, frozen=True, kw_only=True):
+    """What OpenAI's and Mistral's bodies have in common."""
 
-    #: Text before the cursor. Where no suffix is given, it may hold both between `<|fim_prefix|>`, `<|fim_suffix|>`
-    #: and `<|fim_middle|>`, with or without bars.
     prompt: str
     suffix: str | None = None
     #: Any name: there is one model.
     model: str | None = None
     max_tokens: Tokens | None = None
-    stop: Stop = None
+    stop: str | Stops | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     #: Without effect: decoding is greedy.
     temperature: float | None = None
+
+    def ask(self) -> Ask:
+        before, after = (self.prompt, self.suffix) if self.suffix is not None else self._parts()
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return Ask(before=before, after=after, max_tokens=self.max_tokens or DEFAULT_TOKENS, stops=stops)
+
+    def _parts(self) -> tuple[str, str]:
+        """Text before and after the cursor where no suffix is given."""
+        return self.prompt, ""
+
+
+class OpenAIBody(PlainBody, frozen=True, kw_only=True):
+    """https://platform.openai.com/docs/api-reference/completions/create, with one prompt and one choice.
+
+    Where no suffix is given, the prompt may hold both sides between `<|fim_prefix|>`, `<|fim_suffix|>` and
+    `<|fim_middle|>`, with or without bars.
+    """
+
+    stream_options: StreamOptions | None = None
     n: One | None = None
     best_of: One | None = None
     echo: Literal[False] | None = None
     logprobs: None = None
 
-    def ask(self) -> Ask:
-        before, after = (self.prompt, self.suffix) if self.suffix is not None else _parts_of(self.prompt)
-        return _plain_ask(before, after, self.max_tokens, self.stop)
+    def _parts(self) -> tuple[str, str]:
+        for bar in ("|", ""):
+            prefix, suffix, middle = (f"<{bar}fim_{part}{bar}>" for part in ("prefix", "suffix", "middle"))
+            if self.prompt.startswith(prefix) and self.prompt.endswith(middle):
+                before, _, after = self.prompt[len(prefix) : -len(middle)].partition(suffix)
+                return before, after
+        return self.prompt, ""
 
 
 class OpenAIChoice(Struct, frozen=True):
@@ -486,23 +503,12 @@ def _openai_part(envelope: Envelope, body: OpenAIBody, part: Part) -> list[Any]:
     return [one]
 
 
-class MistralBody(Struct, frozen=True, kw_only=True):
+class MistralBody(PlainBody, frozen=True, kw_only=True):
     """https://docs.mistral.ai/api/#tag/fim."""
 
-    prompt: str
-    suffix: str | None = None
-    #: Any name: there is one model.
-    model: str | None = None
-    max_tokens: Tokens | None = None
-    stop: Stop = None
-    stream: bool | None = None
     #: Without effect: decoding is greedy, and ends where the gap does.
-    temperature: float | None = None
     random_seed: int | None = None
     min_tokens: int | None = None
-
-    def ask(self) -> Ask:
-        return _plain_ask(self.prompt, self.suffix, self.max_tokens, self.stop)
 
 
 class MistralMessage(Struct, frozen=True):
@@ -740,21 +746,6 @@ async def _whole(parts: AsyncGenerator[Part, None]) -> tuple[str, Outcome]:
 def _event(message: Any) -> bytes:
     """A server-sent event (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
     return b"data: " + msgspec.json.encode(message) + b"\n\n"
-
-
-def _parts_of(prompt: str) -> tuple[str, str]:
-    """Prefix and suffix of a client that knows no suffix and writes markers of a model's own into its prompt."""
-    for bar in ("|", ""):
-        prefix, suffix, middle = (f"<{bar}fim_{part}{bar}>" for part in ("prefix", "suffix", "middle"))
-        if prompt.startswith(prefix) and prompt.endswith(middle):
-            before, _, after = prompt[len(prefix) : -len(middle)].partition(suffix)
-            return before, after
-    return prompt, ""
-
-
-def _plain_ask(before: str, after: str | None, max_tokens: int | None, stop: Stop) -> Ask:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    return Ask(before=before, after=after or "", max_tokens=max_tokens or DEFAULT_TOKENS, stops=stops)
 
 
 def _indentation(line: str) -> str:
