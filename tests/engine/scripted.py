@@ -46,6 +46,14 @@ class ScriptedEngine:
         raise AssertionError("no script asks for a pass")
 
 
+def endless(request: InfillRequest) -> Steps:
+    """A script that has one candidate and goes on encoding."""
+    yield Candidate("first")
+    while True:
+        time.sleep(0.001)
+        yield None
+
+
 def ask(
     document: str = "d", *, client: str = "c", version: int = 0, deadline_ms: int = 400, head: str = "x = "
 ) -> InfillRequest:

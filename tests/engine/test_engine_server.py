@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 
 import msgspec
 import pytest
@@ -12,7 +11,7 @@ from infill_engine import protocol
 from infill_engine.endpoints import MAX_BODY
 from infill_engine.protocol import Candidate, Final, InfillRequest
 from infill_engine.scheduler import Engine
-from scripted import ScriptedEngine, Steps, ask
+from scripted import ScriptedEngine, Steps, ask, endless
 from service import Call, Service, serving
 
 
@@ -25,13 +24,6 @@ def answer(request: InfillRequest) -> Steps:
     yield None
     yield Candidate("return x")
     yield Final("end")
-
-
-def endless(request: InfillRequest) -> Steps:
-    yield Candidate("first")
-    while True:
-        time.sleep(0.001)
-        yield None
 
 
 async def test_an_answer_is_one_line_an_event() -> None:

@@ -16,7 +16,7 @@ from infill_engine.fetch import Report
 from infill_engine.protocol import Candidate, Event, Final, InfillRequest, Timing
 from infill_engine.scheduler import LEAST_PASSES, MAX_PRIMES, PATIENCE, Engine, Pace, Phase, Scheduler
 from msgspec.structs import replace
-from scripted import ScriptedEngine, Steps, ask, wait_for
+from scripted import ScriptedEngine, Steps, ask, endless, wait_for
 
 Start = Callable[..., Scheduler]
 
@@ -66,13 +66,6 @@ def two_steps(request: InfillRequest) -> Steps:
     yield None
     yield Candidate(request.document)
     yield Final("end")
-
-
-def endless(request: InfillRequest) -> Steps:
-    yield Candidate("first")
-    while True:
-        time.sleep(0.001)
-        yield None
 
 
 class Held:
