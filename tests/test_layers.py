@@ -7,7 +7,7 @@ import importlib.util
 import pkgutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -79,9 +79,30 @@ def test_an_allowed_import_is_not_reported() -> None:
     assert crossings("infill_lsp", "infill_lsp.module", source) == []
 
 
-def loaded_by(*names: str) -> set[str]:
-    """What a fresh interpreter has loaded after importing these."""
-    script = f"import sys, {', '.join(names)}; print(*sys.modules)"
+def test_kernels_import_what_computes_and_nothing_else() -> None:
+    found = {
+        target.split(".")[0]
+        for name, path in modules("infill_kernels")
+        for target in imports(name, path.read_text())
+        if target.split(".")[0] not in sys.stdlib_module_names
+    }
+    assert found == {"infill_kernels", "torch", "triton", "numpy", "numba", "llvmlite"}
+
+
+def test_what_is_optional_is_not_loaded_by_what_can_do_without() -> None:
+    optional = {"triton", "numba", "llvmlite", "prometheus_client"}
+    assert "infill_engine.smollm" in loaded_by("infill_kernels", "infill_engine.smollm", blocked=optional)
+    assert "infill_engine.protocol" in loaded_by("infill_engine.protocol", blocked={*optional, "torch"})
+
+
+def loaded_by(*names: str, blocked: Collection[str] = ()) -> set[str]:
+    """What a fresh interpreter has loaded after importing these; `blocked` are as if they were not installed."""
+    script = f"""
+import sys
+sys.modules |= dict.fromkeys({list(blocked)})
+import {", ".join(names)}
+print(*(name for name, module in sys.modules.items() if module))
+"""
     result = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     return set(result.stdout.split())
 
