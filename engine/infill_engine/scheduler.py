@@ -39,6 +39,8 @@ LEAST_PASSES = 4
 
 #: The weight of a pass in the running means, for each that came after it.
 FADING = 0.98
+#: Times as long as it took that a pass was expected to take, beyond which the expectation is given up.
+OUTDATED = 4.0
 
 _RANK = {"typed": 0, "explicit": 1, "speculation": 2}
 
@@ -175,7 +177,10 @@ class Pace:
         self.stale_s = age_s if math.isinf(self.stale_s) else self.stale_s + 0.1 * (age_s - self.stale_s)
 
     def passed(self, rows: int, seconds: float) -> None:
-        """A pass took so long."""
+        """A pass took so long. Where that is a small part of what those before it tell, they are forgotten: such as one
+        that had to wait for a compiler or for swapped memory, which is no guide to what comes."""
+        if seconds < self.pass_s(rows) / OUTDATED:
+            self._sums = (0.0,) * 5
         new = (1.0, rows, seconds, rows * rows, rows * seconds)
         self._sums = tuple(FADING * old + one for old, one in zip(self._sums, new, strict=True))
 
@@ -423,10 +428,11 @@ class Scheduler:
                 self._advance(job)
                 self._measure(job)
         live = [job for job in list(self._jobs) if job.steps and job.emit]
-        # A request ends at the boundary between rounds that is next to its deadline.
+        # A request ends at the boundary between rounds that is next to its deadline; but before its first pass only at
+        # the deadline itself, as without passes it would never show that they have become faster.
         half_s = self.pace.pass_s(sum(job.wants.rows for job in live if job.wants)) / 2
         for job in live:
-            if job.steps and time.monotonic() + (half_s if job.wants else 0.0) > job.deadline:
+            if job.steps and time.monotonic() + (half_s if job.passes else 0.0) > job.deadline:
                 self._advance(job)
         return [job for job in live if job.steps]
 

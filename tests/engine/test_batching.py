@@ -384,6 +384,13 @@ def test_at_the_deadline_each_of_many_gets_what_is_written():
         assert first.final().reason == "limit"
 
 
+def test_after_a_pass_that_took_longer_than_any_deadline_requests_are_answered_as_before():
+    with Bench({"=": "text"}) as bench:
+        bench.scheduler.pace.passed(1, 1000.0)
+        one = bench.submit(ask(head="="))
+        assert (one.final().reason, one.text) == ("end", "text")
+
+
 def test_who_has_no_time_is_told_at_once_unless_nobody_else_is_there():
     with Bench({"first=": "x", "=": "y"}) as bench:
         bench.scheduler.pace.passed(1, 3.0)

@@ -430,6 +430,13 @@ def test_the_pace_forgets_one_slow_pass() -> None:
     assert pace.pass_s(12) < 0.05
 
 
+def test_the_pace_gives_up_what_is_far_too_slow() -> None:
+    pace = Pace()
+    pace.passed(1, 13.0)
+    pace.passed(1, 0.04)
+    assert pace.pass_s(1) == pytest.approx(0.04)
+
+
 def test_the_pace_counts_the_steps_of_those_before() -> None:
     pace = Pace()
     for _ in range(50):
