@@ -57,6 +57,9 @@ LAST_TOKENS = 16
 #: A candidate is sent when a line is finished, and when this many tokens have come since the last one.
 STREAMED_TOKENS = 8
 
+#: Milliseconds that compiling may take: it was 14 s on two cores.
+WARM_UP_MS = 600_000
+
 #: Characters before the gap that are tokenised, for each token of the window; real code has 3 to 4.
 WINDOW_CHARS = 16
 
@@ -222,6 +225,21 @@ class Engine:
             outcome = self.denoise([need])[0] if isinstance(need, Pass) else None
             if isinstance(need, Candidate | Frame | Final):
                 yield need
+
+    def warm_up(self) -> None:
+        """Fills a small gap, so that what is compiled or set up at its first use is there before the first request."""
+        gap = InfillRequest(
+            client="",
+            document="",
+            prefix="a = 1\nb = 2\n",
+            head="print(a",
+            suffix="\nprint(b)\n",
+            max_lines=2,
+            max_tokens=2,
+            deadline_ms=WARM_UP_MS,
+        )
+        for _ in self.events(gap, time.monotonic()):
+            pass
 
     @torch.inference_mode()
     def prime(self, request: InfillRequest) -> Generator[None, None, None]:

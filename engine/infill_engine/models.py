@@ -75,7 +75,10 @@ def _embedded(config: EngineConfig, report: Report) -> Engine:
         report("preparing the GPU", None)
         cuda.in_front(torch.device(device))  # for this thread, which is the engine's
         denoiser.prepare()
-    return Engine(config.model, denoiser, codec, config, device=device, dtype=dtype)
+    engine = Engine(config.model, denoiser, codec, config, device=device, dtype=dtype)
+    report("preparing the kernels", None)
+    engine.warm_up()
+    return engine
 
 
 def _fake(config: EngineConfig, path: Path) -> Engine:

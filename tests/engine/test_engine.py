@@ -55,6 +55,13 @@ def test_it_writes_what_the_model_says_up_to_the_end():
     assert final.timing.committed == len("a + b")
 
 
+def test_warming_up_makes_a_pass_and_changes_no_answer():
+    engine, denoiser = build({"(a": ")", "return ": "a + b"})
+    engine.warm_up()
+    assert denoiser.passes
+    assert run(engine, request(head="    return "))[0] == "a + b"
+
+
 def test_an_empty_document_gets_an_answer():
     engine, _ = build({"": "x"})
     text, final, _ = run(engine, request())
