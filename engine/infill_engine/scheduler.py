@@ -37,6 +37,8 @@ MAX_PRIMES = 8
 #: Passes without which a text is hardly worth showing: a request that would not get so many is told at once.
 LEAST_PASSES = 4
 
+#: The share of typed requests that are overtaken by the next key beyond which it is worth refusing some.
+OVERTAKEN = 0.3
 #: The weight of a pass in the running means, for each that came after it.
 FADING = 0.98
 #: Times as long as it took that a pass was expected to take, beyond which the expectation is given up.
@@ -164,22 +166,33 @@ class Pace:
         self._sums: tuple[float, ...] = (0.0,) * 5
         self._step_s = 0.0
         self._steps = 0.0
-        #: Passes that an answered request took, and the age at which a newer key stroke takes a request's place.
+        #: Passes that an answered request took.
         self._passes = float(LEAST_PASSES)
-        self.stale_s = math.inf
+        #: The share of typed requests whose place a newer key stroke takes, and their age then.
+        self._overtaken = 0.0
+        self._overtaken_s = 0.0
 
     def answered(self, passes: int) -> None:
         """A request was answered in so many passes."""
         self._passes += 0.1 * (max(passes, LEAST_PASSES) - self._passes)
 
-    def superseded(self, age_s: float) -> None:
-        """A request was superseded at that age."""
-        self.stale_s = age_s if math.isinf(self.stale_s) else self.stale_s + 0.1 * (age_s - self.stale_s)
+    def typed(self, overtaken_s: float | None) -> None:
+        """A typed request was superseded at that age; None: it was answered."""
+        self._overtaken += 0.1 * ((overtaken_s is not None) - self._overtaken)
+        if overtaken_s is not None:
+            self._overtaken_s += 0.1 * (overtaken_s - self._overtaken_s) if self._overtaken_s else overtaken_s
+
+    @property
+    def stale_s(self) -> float:
+        """The age at which an answer is likely to come too late: where few are overtaken none does."""
+        return self._overtaken_s if self._overtaken > OVERTAKEN else math.inf
 
     def passed(self, rows: int, seconds: float) -> None:
         """A pass took so long. Where that is a small part of what those before it tell, they are forgotten: such as one
         that had to wait for a compiler or for swapped memory, which is no guide to what comes."""
-        if seconds < self.pass_s(rows) / OUTDATED:
+        passes, all_rows = self._sums[:2]
+        fewer = min(1.0, rows * passes / all_rows) if all_rows else 1.0  # a pass of fewer rows may take so much less
+        if seconds < self.pass_s(rows) * fewer / OUTDATED:
             self._sums = (0.0,) * 5
         new = (1.0, rows, seconds, rows * rows, rows * seconds)
         self._sums = tuple(FADING * old + one for old, one in zip(self._sums, new, strict=True))
@@ -278,7 +291,7 @@ class Scheduler:
             for other in self._jobs:
                 if other.document == job.document:
                     if other.emit and other.verdict is None and other.request.priority == "typed":
-                        self.pace.superseded(time.monotonic() - other.started)
+                        self.pace.typed(time.monotonic() - other.started)
                     other.end(Final("superseded"))
             refusal = self._refusal() or self._no_time(job)
             if refusal is None:
@@ -533,6 +546,8 @@ class Scheduler:
             self._finish(job, final)
             if job.emit and final.reason in ANSWERED:
                 self.pace.answered(job.passes)
+                if job.request.priority == "typed":
+                    self.pace.typed(None)
                 if job.request.priority != "speculation":
                     self.prime(job.request)
 

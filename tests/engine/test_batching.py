@@ -406,7 +406,8 @@ def test_who_has_no_time_is_told_at_once_unless_nobody_else_is_there():
 def test_what_the_next_key_would_overtake_is_refused_while_others_are_served():
     with Bench({"first=": "x", "=": "y"}) as bench:
         pace = bench.scheduler.pace
-        pace.superseded(0.2)
+        for _ in range(10):
+            pace.typed(0.2)
         pace.passed(1, 0.05)
         for _ in range(100):
             pace.answered(10)

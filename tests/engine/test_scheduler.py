@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -435,6 +436,16 @@ def test_the_pace_gives_up_what_is_far_too_slow() -> None:
     pace.passed(1, 13.0)
     pace.passed(1, 0.04)
     assert pace.pass_s(1) == pytest.approx(0.04)
+
+
+def test_the_pace_forgets_a_key_that_was_held_down() -> None:
+    pace = Pace()
+    for _ in range(30):
+        pace.typed(0.03)
+    assert pace.stale_s == pytest.approx(0.03)
+    for _ in range(12):
+        pace.typed(None)
+    assert pace.stale_s == math.inf
 
 
 def test_the_pace_counts_the_steps_of_those_before() -> None:
