@@ -41,14 +41,23 @@ def physical_cores() -> int:
     return max(1, len(siblings))
 
 
+def _device(wanted: str) -> str:
+    """The device to serve on. Raises `ModelError` for one that this machine does not have."""
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else range(0)
+    devices = ["cpu", *(["cuda"] if gpus else []), *(f"cuda:{i}" for i in gpus)]
+    if wanted == "auto":
+        return "cuda" if gpus else "cpu"
+    if wanted not in devices:
+        raise ModelError(f"there is no device {wanted!r} here: use one of auto, {', '.join(devices)}")
+    return wanted
+
+
 def _embedded(config: EngineConfig, report: Report) -> Engine:
     from infill_engine import cuda, smollm, weights
     from infill_engine.serving import choose
     from infill_engine.tokenizer import LineTokenizer
 
-    device = config.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = _device(config.device)
     try:
         path = ensure_weights(report)
     except FetchError as error:

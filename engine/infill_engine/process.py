@@ -340,5 +340,6 @@ def _log_to(path: Path) -> None:
         handler = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")
     except OSError:
         handler = logging.StreamHandler()
+    logging.raiseExceptions = False  # a line that a full disk does not take is lost, without a stack trace for each
     logging.basicConfig(handlers=[handler], format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("infill_engine").setLevel(logging.INFO)

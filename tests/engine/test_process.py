@@ -197,6 +197,19 @@ def test_before_the_model_is_ready_it_says_how_far_it_is(engines: Engines) -> No
 
 
 @pytest.mark.process
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_log_that_cannot_be_written_costs_its_lines_only() -> None:
+    script = """
+import logging, pathlib
+from infill_engine import process
+process._log_to(pathlib.Path("/dev/full"))
+logging.getLogger("infill_engine").info("lost")
+print("went on")
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (ended.stdout, ended.stderr) == ("went on\n", "")
+
+
 def test_a_model_that_cannot_be_loaded_is_said_and_logged(engines: Engines, home: Path) -> None:
     engines.up("broken")
     assert infill("broken", ask()) == [Final("error", "no such model: use embedded")]
