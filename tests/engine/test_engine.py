@@ -240,7 +240,7 @@ def test_the_deadline_ends_it_with_the_best_text_so_far():
     assert final.reason == "deadline"
     assert text != LONG
     assert LONG.startswith(text)
-    assert text.endswith(" ")
+    assert text.endswith(" ") or " " not in text  # half a word is dropped, unless it is all there is
     assert time.monotonic() - began < 2.0
 
 
