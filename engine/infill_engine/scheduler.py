@@ -410,7 +410,7 @@ class Scheduler:
         """Waits for work, and lets the engine go where that takes long; False once the scheduler is closed."""
         with self._wake:
             while not self._jobs and not self._closing:
-                patience_s = None if self.engine is None or math.isinf(self._release_s) else self._release_s
+                patience_s = None if self.engine is None else min(self._release_s, threading.TIMEOUT_MAX)
                 if not self._wake.wait(patience_s) and not self._jobs:
                     self.engine = None
                     self.phase = Phase("ready", "the model is not in memory: the next request loads it")

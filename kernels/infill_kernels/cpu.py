@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import llvmlite.binding as llvm
+import numba
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -58,7 +59,9 @@ Array = npt.NDArray[Any]
 
 
 def available() -> bool:
-    """Whether this processor's vectors suit: x86 needs AVX2 and F16C, 64-bit ARM has all."""
+    """Whether this processor's vectors suit: x86 needs AVX2 and F16C, 64-bit ARM has all; and numba may compile."""
+    if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]  # numba sets its names at run time
+        return False
     triple, features = llvm.get_process_triple(), llvm.get_host_cpu_features()
     return triple.startswith(("aarch64", "arm64")) or bool(features.get("avx2") and features.get("f16c"))
 

@@ -482,6 +482,15 @@ class Loader:
         return engine
 
 
+def test_an_engine_may_be_kept_for_longer_than_a_thread_can_wait() -> None:
+    scheduler = Scheduler(Loader(), release_s=1e300)
+    scheduler.start()
+    wait_for(lambda: scheduler.phase.state == "ready")
+    assert Listener(scheduler, ask()).final().reason == "end"
+    scheduler.close()
+    assert scheduler.join(5)
+
+
 def test_an_idle_engine_is_let_go_and_loaded_again_for_the_next_request() -> None:
     loader = Loader()
     scheduler = Scheduler(loader, release_s=0.05)

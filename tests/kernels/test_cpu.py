@@ -9,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -287,3 +288,8 @@ team.run(work, 1)
 """
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     assert told.stdout.strip() == "['MainThread']"
+
+
+def test_where_numba_may_not_compile_these_kernels_are_not_there(monkeypatch):
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    assert not cpu.available()
