@@ -80,6 +80,7 @@ class Ask:
             max_tokens=max(1, min(self.max_tokens, MOST_TOKENS)),
             min_indent=self._min_indent(before) or None,
             deadline_ms=min(self.deadline_ms, MOST_DEADLINE_MS),
+            priority="explicit",  # nobody says which document it is, so no later key takes its place
         )
 
     def _min_indent(self, before: str) -> int:

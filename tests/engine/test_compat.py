@@ -530,6 +530,8 @@ async def test_the_deadline_is_what_llamas_clients_grant(body: dict[str, int], d
         await told(service, "/v1/completions", {"prompt": "", "max_tokens": 4096})
         await told(service, "/v1/completions", {"prompt": "", "max_tokens": None})
     assert [request.deadline_ms for request in seen] == [deadline_ms, 3000, 3000, 3000]
+    # None is refused because the next key would overtake it: none can.
+    assert {request.priority for request in seen} == {"explicit"}
     assert [request.max_tokens for request in seen] == [128, MOST_TOKENS, MOST_TOKENS, 128]
 
 
