@@ -1,4 +1,4 @@
-"""The command `infill-engine`: serve, status, top, stop, fetch. Words for people and exit codes, no other logic.
+"""The command `infill-engine`: serve, status, top, stop, fetch, corpus. Words for people and exit codes, no more.
 
 Exit codes: 0 done, 1 a fault (one line on stderr), 2 wrong usage.
 """
@@ -22,6 +22,7 @@ from rich.table import Table
 from infill_engine import process
 from infill_engine.config import EngineConfig
 from infill_engine.fetch import FetchError, Report, ensure_weights
+from infill_engine.protocol import cache_dir
 
 _KEY_VARIABLE = "INFILL_API_KEY"
 
@@ -85,6 +86,11 @@ def _parser() -> argparse.ArgumentParser:
     top.set_defaults(run=_top)
     commands.add_parser("stop", parents=[model], help="finish live requests and end").set_defaults(run=_stop)
     commands.add_parser("fetch", help="download the embedded model's base weights").set_defaults(run=_fetch)
+    corpus = commands.add_parser("corpus", help="build the text that the embedded model is trained on")
+    corpus.add_argument("--manifest", type=Path, metavar="FILE", help="the packages (default: the project's own)")
+    corpus.add_argument("--out", type=Path, metavar="DIR", help=f"where to build (default: {cache_dir() / 'corpus'})")
+    corpus.add_argument("--dry-run", action="store_true", help="check the manifest and list what would be fetched")
+    corpus.set_defaults(run=_corpus)
     return parser
 
 
@@ -166,6 +172,29 @@ def _fetch(_: argparse.Namespace) -> int:
     with _reporting() as report:
         path = ensure_weights(report)
     print(path)
+    return 0
+
+
+def _corpus(options: argparse.Namespace) -> int:
+    from infill_engine.training import corpus
+
+    manifest = corpus.load_manifest(options.manifest or corpus.MANIFEST)
+    folder: Path = options.out or cache_dir() / "corpus"
+    if options.dry_run:
+        missing = corpus.missing(manifest, folder)
+        for package in missing:
+            print(f"{package.registry} {package.name} {package.version}")
+        print(f"infill-engine: {len(missing)} of {len(manifest.packages)} archives to fetch into {folder}")
+        return 0
+    with _reporting() as report:
+        built = corpus.build(manifest, folder, report)
+    header, *rows = built.rows()
+    table = Table(box=None, pad_edge=False)
+    for number, name in enumerate(header):
+        table.add_column(name, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False, markup=False).print(table)
     return 0
 
 
