@@ -62,7 +62,7 @@ MANIFEST = Path(__file__).with_name("corpus.toml")
 MIN_BYTES, MAX_BYTES = 600, 200_000
 #: Characters of a line that somebody wrote.
 MAX_LINE = 300
-#: Limits of one archive: files, and bytes unpacked. The largest source package of the manifest has a tenth of it.
+#: Limits of one archive: files, and bytes unpacked. The largest of the manifest have 67,000 files, and 274 MiB.
 MAX_MEMBERS, MAX_UNPACKED = 300_000, 4 * 2**30
 
 _SUFFIXES: dict[str, Language] = {
