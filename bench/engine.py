@@ -316,6 +316,8 @@ def main() -> None:
     with torch.inference_mode():
         bench = Bench(dtype, arguments.device, arguments.threads, arguments.random_weights)
         machine = bench.machine()
+        if dtype == "int8":
+            torch.set_num_threads(1)  # as the engine does: its kernels have a team of their own
         where = platform.processor() or platform.machine()
         if arguments.device != "cpu":
             where = torch.cuda.get_device_name()
