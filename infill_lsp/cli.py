@@ -1,4 +1,4 @@
-"""The command `infill-lsp`: the server on stdio or TCP, and `doctor`. Words and exit codes, no other logic.
+"""The command `infill-lsp`: the server on stdio or TCP, `doctor`, and `gaps`. Words and exit codes, no other logic.
 
 On stdio, stdout is the protocol's alone; what is for people goes to stderr. Exit codes: 0 done, 1 a fault,
 2 wrong usage or a port that cannot be had.
@@ -15,6 +15,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from infill_lsp import __version__
@@ -25,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        return _doctor(options) if options.command == "doctor" else _serve(options)
+        return {"doctor": _doctor, "gaps": _gaps}.get(options.command, _serve)(options)
     except KeyboardInterrupt:
         return 130
 
@@ -56,7 +57,37 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="check the installation with a real completion")
     doctor.add_argument("--model", default="embedded", help="as infill.model (default: %(default)s)")
     doctor.add_argument("--python", default=sys.executable, help="as infill.engine.python (default: this one)")
+    gaps = commands.add_parser("gaps", help="cut gaps out of the corpus, to train and measure the embedded model with")
+    gaps.add_argument("--corpus", type=Path, required=True, metavar="DIR", help="what `infill-engine corpus` wrote")
+    gaps.add_argument("--split", choices=("train", "held"), required=True)
+    gaps.add_argument("--windows", type=_positive, required=True, metavar="N", help="pieces of documents to write")
+    gaps.add_argument("--seed", type=int, required=True, help="the same one gives the same file")
+    gaps.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON lines, gzipped")
+    gaps.add_argument("--gaps", type=_positive, default=12, metavar="N", help="a window (default: %(default)s)")
+    gaps.add_argument(
+        "--snippets",
+        type=_share,
+        default=0.3,
+        metavar="SHARE",
+        help="windows that get a piece of another file, from 0 to 1 (default: %(default)s)",
+    )
     return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text} is no number: give 1 or more")
+    return int(text)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is no share: give a number from 0 to 1")
+    return share
 
 
 def _port(text: str) -> int:
@@ -106,6 +137,21 @@ def _doctor(options: argparse.Namespace) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # A terminal without check marks gets question marks.
     return 0 if asyncio.run(examine(options.model, options.python)) else 1
+
+
+def _gaps(options: argparse.Namespace) -> int:
+    from random import Random
+
+    from infill_lsp.gaps import Corpus, GapsError, windows, write
+
+    try:
+        corpus = Corpus(options.corpus, options.split)
+        write(options.out, windows(corpus, Random(options.seed), options.windows, options.gaps, options.snippets))
+    except GapsError as error:
+        return _fail(str(error), 1)
+    except OSError as error:
+        return _fail(f"cannot write {options.out} ({error.strerror}): choose another --out", 1)
+    return 0
 
 
 def _fail(message: str, code: int) -> int:
