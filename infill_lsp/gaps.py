@@ -98,14 +98,17 @@ _DEFINITION = re.compile(
 )
 #: A line's end after which more must come.
 _OPEN_END = re.compile(r"([(\[{,\\=+\-*/&|<>.:?]|\b(and|or|not|in|is|return|else|do|then))$")
-_KEYWORDS = frozenset(keyword.kwlist) | frozenset(
-    "abstract any auto bool boolean break byte case catch char chan class const constexpr continue default defer delete "
-    "double done else elseif elif enum export extends extern final finally float fmt for fn func function goto impl "
-    "implements import int interface let long loop map match mod mut namespace new nil null number object operator "
-    "override package private protected public pub ref register return self short signed sizeof static std str string "
-    "struct super switch template then this throw throws trait true false type typedef typename typeof undefined "
-    "union unsigned use using var virtual void volatile where while yield select from and not end begin".split()
-)
+_KEYWORDS = {
+    *keyword.kwlist,
+    "abstract", "any", "auto", "begin", "bool", "boolean", "byte", "case", "catch", "chan", "char", "const",
+    "constexpr", "default", "defer", "delete", "done", "double", "elseif", "end", "enum", "export", "extends",
+    "extern", "false", "final", "float", "fmt", "func", "function", "goto", "impl", "implements", "int",
+    "interface", "let", "long", "loop", "map", "match", "mod", "mut", "namespace", "new", "nil", "null", "number",
+    "object", "operator", "override", "package", "private", "protected", "pub", "public", "ref", "register",
+    "select", "self", "short", "signed", "sizeof", "static", "std", "str", "string", "struct", "super", "switch",
+    "template", "then", "this", "throw", "throws", "trait", "true", "type", "typedef", "typename", "typeof",
+    "undefined", "union", "unsigned", "use", "using", "var", "virtual", "void", "volatile", "where",
+}  # fmt: skip
 _HASH_COMMENTS = frozenset({"python", "shell", "yaml", "toml"})
 _LICENCE = re.compile(r"licen[cs]e|copyright", re.IGNORECASE)
 
@@ -160,6 +163,8 @@ class _Page:
         #: Rows to take lines from: neither blank nor with spaces at their end, which nobody types.
         self.rows = [row for row in range(first, last + 1) if self.lines[row] and not self.lines[row][-1].isspace()]
         self.blank = [row for row in range(first, last + 1) if not self.lines[row]]
+        #: Rows of comments and of strings of several lines.
+        self.prose = {row for row in self.rows if self.is_comment(row)}
         #: Spans of whole lines: bodies and what stands between brackets; single nodes; the ends of blocks.
         self.bodies: list[Span] = []
         self.statements: list[Span] = []
@@ -252,6 +257,8 @@ class _Page:
             span = self._at(node.start_point), self._at(node.end_point)
             if self.text[span[0] : span[1]].endswith("\n"):
                 last -= 1
+            if last > first and "string" in node.type:
+                self.prose.update(range(first, last + 1))
             if last - first >= MAX_LINES:
                 self._read_run(children)
             elif last > first and self._fills(span, first, last):
@@ -346,10 +353,10 @@ class _Page:
 
 
 def _pick_row(page: _Page, random: Random) -> int | None:
-    """A row with text; comments count for less than code, and brackets alone, which editors put, for least."""
+    """A row with text; prose counts for less than code, and brackets alone, which editors put, for least."""
     for _ in range(4 if page.rows else 0):
         row = random.choice(page.rows)
-        share = 0.4 if page.is_comment(row) else 1 if _WORD.search(page.lines[row]) else 0.15
+        share = 0.4 if row in page.prose else 1 if _WORD.search(page.lines[row]) else 0.15
         if random.random() < share:
             return row
     return None
@@ -379,9 +386,10 @@ def _line(page: _Page, random: Random) -> Span | None:
 
 
 def _lines(page: _Page, random: Random) -> Span | None:
-    (spans,) = random.choices([page.bodies, page.statements, page.runs], [0.4, 0.2, 0.4])
-    if not spans:
+    sources = [(spans, share) for spans, share in ((page.bodies, 4), (page.statements, 2), (page.runs, 4)) if spans]
+    if not sources:
         return None
+    (spans,) = random.choices(*zip(*sources, strict=True))
     span = random.choice(spans)
     return span if "\n" in page.text[span[0] : span[1]] else None
 
