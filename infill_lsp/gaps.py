@@ -109,7 +109,8 @@ _KEYWORDS = {
     "template", "then", "this", "throw", "throws", "trait", "true", "type", "typedef", "typename", "typeof",
     "undefined", "union", "unsigned", "use", "using", "var", "virtual", "void", "volatile", "where",
 }  # fmt: skip
-_HASH_COMMENTS = frozenset({"python", "shell", "yaml", "toml"})
+#: How comments to the line's end begin, where that is not "//".
+_LINE_COMMENT = {"python": "#", "shell": "#", "yaml": "#", "toml": "#", "sql": "--", "markdown": "<!--"}
 _LICENCE = re.compile(r"licen[cs]e|copyright", re.IGNORECASE)
 
 
@@ -157,13 +158,13 @@ class _Page:
         self.text = text
         self.lines = text.split("\n")
         self.starts = [0, *accumulate(len(line) + 1 for line in self.lines[:-1])]
-        self._comments = ("#",) if language in _HASH_COMMENTS else ("--",) if language == "sql" else ("//", "/*", "*")
+        self._comment = _LINE_COMMENT.get(language, "//")
         self.low, self.high = max(within[0], self._after_licence()), within[1]
         first, last = (bisect_right(self.starts, at) - 1 for at in (self.low, self.high))
         #: Rows to take lines from: neither blank nor with spaces at their end, which nobody types.
         self.rows = [row for row in range(first, last + 1) if self.lines[row] and not self.lines[row][-1].isspace()]
         self.blank = [row for row in range(first, last + 1) if not self.lines[row]]
-        #: Rows of comments and of strings of several lines.
+        #: Rows of comments, and of strings of several lines.
         self.prose = {row for row in self.rows if self.is_comment(row)}
         #: Spans of whole lines: bodies and what stands between brackets; single nodes; the ends of blocks.
         self.bodies: list[Span] = []
@@ -192,7 +193,12 @@ class _Page:
         return self.starts[row] + len(self.lines[row])
 
     def is_comment(self, row: int) -> bool:
-        return self.lines[row].lstrip().startswith(self._comments)
+        """Whether the line looks like one of a comment; only those with a star, of one of several lines."""
+        return (
+            self.lines[row]
+            .lstrip()
+            .startswith((self._comment, "/*", "* ", "*/") if self._comment == "//" else self._comment)
+        )
 
     def below(self, row: int) -> int | None:
         """The next row that is not blank."""
@@ -225,12 +231,10 @@ class _Page:
         return bool(names - set(_WORD.findall(self.text[self.starts[max(0, row - 60)] : start])))
 
     def _after_licence(self) -> int:
-        """Where a licence at the top of the text ends, 0 without one."""
-        rows = 0
-        while rows < len(self.lines) and (not self.lines[rows].strip() or self.is_comment(rows)):
-            rows += 1
-        top = self.starts[rows] if rows < len(self.lines) else len(self.text)
-        return top if _LICENCE.search(self.text, 0, top) else 0
+        """Where the comments at the top of the text end, if they hold a licence, else 0."""
+        comments = rf"(\s*({re.escape(self._comment)}.*|/\*(?s:.*?)\*/|<!--(?s:.*?)-->))*\n?"
+        top = re.match(comments, self.text)
+        return top.end() if top and _LICENCE.search(top[0]) else 0
 
     def whole(self, first: int, last: int) -> Span:
         return self.start(first), self.end(last)
@@ -257,20 +261,21 @@ class _Page:
             span = self._at(node.start_point), self._at(node.end_point)
             if self.text[span[0] : span[1]].endswith("\n"):
                 last -= 1
-            if last > first and "string" in node.type:
-                self.prose.update(range(first, last + 1))
-            if last - first >= MAX_LINES:
+            if last > first:
                 self._read_run(children)
-            elif last > first and self._fills(span, first, last):
-                bodies = node.type.endswith(("block", "body")) and self.text[span[0]] != "{"
-                (self.bodies if bodies else self.statements).append(self.whole(first, last))
-                self._read_run(children)
-            elif first == last and children:
+                if "string" in node.type or "comment" in node.type:
+                    self.prose.update(range(first, last + 1))
+                if last - first < MAX_LINES and self._fills(span, first, last):
+                    is_body = node.type.endswith(("block", "body")) and self.text[span[0]] != "{"
+                    (self.bodies if is_body else self.statements).append(self.whole(first, last))
+            elif children:
                 self.expressions.append(span)
             self._read_pair(children)
             condition = node.child_by_field_name("condition")
             if condition and condition.start_point.row == condition.end_point.row:
-                self.inner.append((self._at(condition.start_point), self._at(condition.end_point)))
+                start, end = self._at(condition.start_point), self._at(condition.end_point)
+                if self.text[start] != "(":  # What stands between those is there already.
+                    self.inner.append((start, end))
 
     def _fills(self, span: Span, first: int, last: int) -> bool:
         """Whether nothing but a separator stands on the span's lines beside it."""
