@@ -37,7 +37,7 @@ from itertools import accumulate
 from math import log
 from pathlib import Path
 from random import Random
-from typing import Generic, Literal, TypeVar, get_args
+from typing import Generic, Literal, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -158,8 +158,9 @@ class _Page:
         self.text = text
         self.lines = text.split("\n")
         self.starts = [0, *accumulate(len(line) + 1 for line in self.lines[:-1])]
-        self._comment = _LINE_COMMENT.get(language, "//")
-        self.low, self.high = max(within[0], self._after_licence()), within[1]
+        comment = _LINE_COMMENT.get(language, "//")
+        self._comments = (comment, "/*", "* ", "*/") if comment == "//" else (comment,)
+        self.low, self.high = max(within[0], _after_licence(text, comment)), within[1]
         first, last = (bisect_right(self.starts, at) - 1 for at in (self.low, self.high))
         #: Rows to take lines from: neither blank nor with spaces at their end, which nobody types.
         self.rows = [row for row in range(first, last + 1) if self.lines[row] and not self.lines[row][-1].isspace()]
@@ -175,7 +176,7 @@ class _Page:
         self.expressions: list[Span] = []
         tree = Document("", language, 1, text).snapshot(0, 0, "utf-32").tree
         if tree:
-            self._read_tree(tree.root_node)
+            self._read_tree(tree.root_node, first, last)
         else:
             self._read_lines(first, last)
 
@@ -192,13 +193,13 @@ class _Page:
         """Where the line ends, without its newline."""
         return self.starts[row] + len(self.lines[row])
 
+    def whole(self, first: int, last: int) -> Span:
+        """The gap of whole lines, from the first one's indentation to the last one's end."""
+        return self.start(first), self.end(last)
+
     def is_comment(self, row: int) -> bool:
         """Whether the line looks like one of a comment; only those with a star, of one of several lines."""
-        return (
-            self.lines[row]
-            .lstrip()
-            .startswith((self._comment, "/*", "* ", "*/") if self._comment == "//" else self._comment)
-        )
+        return self.lines[row].lstrip().startswith(self._comments)
 
     def below(self, row: int) -> int | None:
         """The next row that is not blank."""
@@ -217,7 +218,8 @@ class _Page:
             return True
         gap = self.text[start:end]
         solid = len("".join(gap.split()))
-        return solid >= MIN_SOLID and len(gap) <= MAX_CHARS and gap.count("\n") < MAX_LINES
+        short = len(gap) <= MAX_CHARS and gap.count("\n") < MAX_LINES
+        return short and solid >= MIN_SOLID and not gap[-1].isspace()
 
     def is_announced(self, span: Span) -> bool:
         """Whether the gap holds a name that the 40 lines below it use and the 60 above it do not."""
@@ -230,31 +232,18 @@ class _Page:
         names &= set(_WORD.findall(self.text[end : min(stop, self.high)]))
         return bool(names - set(_WORD.findall(self.text[self.starts[max(0, row - 60)] : start])))
 
-    def _after_licence(self) -> int:
-        """Where the comments at the top of the text end, if they hold a licence, else 0."""
-        comments = rf"(\s*({re.escape(self._comment)}.*|/\*(?s:.*?)\*/|<!--(?s:.*?)-->))*\n?"
-        top = re.match(comments, self.text)
-        return top.end() if top and _LICENCE.search(top[0]) else 0
-
-    def whole(self, first: int, last: int) -> Span:
-        return self.start(first), self.end(last)
-
     def _at(self, point: tuple[int, int]) -> int:
         """The code point of a row and a column of bytes."""
         row, column = point
         line = self.lines[row]
         return self.starts[row] + (column if line.isascii() else len(line.encode()[:column].decode(errors="ignore")))
 
-    def _read_tree(self, root: Node) -> None:
+    def _read_tree(self, root: Node, top: int, bottom: int) -> None:
         nodes = [root]
         while nodes:
             node = nodes.pop()
             children = node.children
-            nodes.extend(
-                child
-                for child in reversed(children)
-                if self._at(child.end_point) > self.low and self._at(child.start_point) < self.high
-            )
+            nodes.extend(child for child in children if child.end_point.row >= top and child.start_point.row <= bottom)
             if not node.is_named:
                 continue
             first, last = node.start_point.row, node.end_point.row
@@ -357,6 +346,12 @@ class _Page:
         return self.lines[row].lstrip()[0] not in ")]}"
 
 
+def _after_licence(text: str, comment: str) -> int:
+    """Where the comments at the top of the text end, if they hold a licence, else 0."""
+    top = re.match(rf"(\s*(/\*(?s:.*?)\*/|<!--(?s:.*?)-->|{re.escape(comment)}.*))*\n?", text)
+    return top.end() if top and _LICENCE.search(top[0]) else 0
+
+
 def _pick_row(page: _Page, random: Random) -> int | None:
     """A row with text; prose counts for less than code, and brackets alone, which editors put, for least."""
     for _ in range(4 if page.rows else 0):
@@ -369,11 +364,11 @@ def _pick_row(page: _Page, random: Random) -> int | None:
 
 def _rest(page: _Page, random: Random) -> Span | None:
     row = _pick_row(page, random)
-    return (_stop(page, random, row), page.end(row)) if row is not None else None
+    return _end(page, random, row) if row is not None else None
 
 
-def _stop(page: _Page, random: Random, row: int) -> int:
-    """Where somebody stopped to type in a line: inside a word, after a sign or a space, or anywhere."""
+def _end(page: _Page, random: Random, row: int) -> Span | None:
+    """A line's end, from where somebody stopped to type: inside a word, after a sign or a space, or anywhere."""
     line, base, indent = page.lines[row], page.starts[row], page.indent(row)
     draw = random.random()
     if draw < 1 / 3:
@@ -382,7 +377,7 @@ def _stop(page: _Page, random: Random, row: int) -> int:
         places = [at for at in range(indent + 1, len(line)) if line[at - 1] in "([{=.,: " and line[at] != " "]
     else:
         places = [at for at in range(indent + 1, len(line)) if not (line[at - 1] == " " and line[at] == " ")]
-    return base + (random.choice(places) if places else indent)
+    return (base + random.choice(places), page.end(row)) if places else None
 
 
 def _line(page: _Page, random: Random) -> Span | None:
@@ -416,7 +411,7 @@ def _above(page: _Page, random: Random) -> Span | None:
     leads = below is not None and bool(_DEFINITION.match(page.lines[below]))
     if not (opens or leads or page.is_comment(row)):
         return None
-    return (page.start(row) if random.random() < 0.5 else _stop(page, random, row)), page.end(row)
+    return page.whole(row, row) if random.random() < 0.5 else _end(page, random, row)
 
 
 def _selection(page: _Page, random: Random) -> Span | None:
@@ -474,7 +469,6 @@ _MAKERS: dict[Made, Callable[[_Page, Random], Span | None]] = {
     "nothing": _nothing,
     "edited": _edited,
 }
-assert tuple(_MAKERS) == tuple(WEIGHTS) == get_args(Made)
 
 
 class Source(msgspec.Struct, frozen=True):
