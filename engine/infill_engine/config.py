@@ -24,6 +24,12 @@ class EngineConfig:
     suffix_tokens: int = 96
     #: Tokens proposed at most of what followed the last tokens elsewhere. The text is the same, in fewer passes.
     proposal_tokens: int = 4
+    #: Masks in a group, and groups of masks in a pass, which predict the next proposal; None: as many as suit the model
+    #: on its device. 0: none. The text is the same, in fewer passes.
+    masks: int | None = None
+    mask_groups: int | None = None
+    #: The probability that a mask's token must have to be proposed.
+    mask_prob: float = 0.3
     #: Tokens of context encoded in one step at most; fewer on a machine that needs more than 0.1 s for them.
     chunk_tokens: int = 64
     #: Memory for encoded contexts, in MiB.
@@ -46,11 +52,16 @@ class EngineConfig:
             ("prefix_tokens", 1),
             ("suffix_tokens", 0),
             ("proposal_tokens", 0),
+            ("masks", 0),
+            ("mask_groups", 0),
             ("chunk_tokens", 1),
             ("cache_mb", 1),
         ):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, not {value}")
+        if not 0 <= self.mask_prob <= 1:
+            raise ValueError(f"mask_prob must be a probability, not {self.mask_prob}")
         for name in ("idle_release_s", "idle_exit_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be more than 0 seconds, not {getattr(self, name)}")

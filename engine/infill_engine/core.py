@@ -35,12 +35,13 @@ class Tree(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Canvas:
-    """The gap while it is filled: `left | committed | proposal | masks`, with branches hung onto it.
+    """The gap while it is filled: `left | committed | proposal`, with groups of masks and branches hung onto it.
 
     `left` is pinned. `committed` slots are final, contiguous from the left. `proposal` stands in the slots after them
-    and is checked by the next pass. The other slots, up to `size`, are masks. A branch `(slot, tokens)` continues the
-    text before `slot` with other tokens, to score them; it never enters the text. Slots count from the gap's start, so
-    a branch may also begin within `left`, at a negative slot.
+    and is checked by the next pass. The other slots, up to `size`, are open. A group of masks continues the text that
+    would be there if so many of the proposed tokens proved right: whatever the pass confirms, something is predicted
+    behind it. A branch `(slot, tokens)` continues the text before `slot` with other tokens, to score them. Neither
+    enters the text. Slots count from the gap's start, so a branch may also begin within `left`, at a negative slot.
     """
 
     #: Absolute position of left[0]: how many tokens of the prefix stream stand before the canvas.
@@ -49,11 +50,14 @@ class Canvas:
     size: int
     committed: tuple[int, ...] = ()
     proposal: tuple[int, ...] = ()
+    #: How many masks are in the group behind the committed text and the first j proposed tokens, for j = 0, 1, ...
+    masks: tuple[int, ...] = ()
     branches: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     def __post_init__(self) -> None:
         assert self.left, "slot 0 is predicted from the token to its left"
         assert len(self.committed) + len(self.proposal) <= self.size
+        assert len(self.masks) <= 1 + len(self.proposal)
         assert all(-len(self.left) < slot <= len(self.committed) for slot, _ in self.branches)
 
     @property
@@ -67,26 +71,32 @@ class Canvas:
         return self.frontier == self.size
 
     def commit(self, tokens: Sequence[int]) -> Canvas:
-        """Commits the next slots. Proposals and branches are of one pass and are dropped."""
-        return replace(self, committed=(*self.committed, *tokens), proposal=(), branches=())
+        """Commits the next slots. Proposals, masks and branches are of one pass and are dropped."""
+        return replace(self, committed=(*self.committed, *tokens), proposal=(), masks=(), branches=())
 
     def grow(self, size: int) -> Canvas:
         """The same canvas with more slots."""
         assert size >= self.size
         return replace(self, size=size)
 
-    def tree(self, masks: int, mask_id: int) -> Tree:
-        """The tokens of the next pass, with the first `masks` masked slots as one open group."""
+    def group(self, proposed: int) -> slice:
+        """Which rows of a pass are those of the masks behind the committed text and the first `proposed` tokens of the
+        proposal: the i-th of them predicts slot frontier + proposed + 1 + i."""
+        first = 1 + len(self.proposal) + sum(self.masks[:proposed])
+        return slice(first, first + sum(self.masks[proposed : proposed + 1]))
+
+    def tree(self, mask_id: int) -> Tree:
+        """The tokens of the next pass. A mask's parent is the token that its group stands behind."""
         chain = [*self.left, *self.committed, *self.proposal]
         tokens, parents = list(chain), list(range(-1, len(chain) - 1))
         positions = list(range(self.origin, self.origin + len(chain)))
         classes = [LEFT] * len(chain)
-        first_mask = self.frontier + len(self.proposal)
-        for i in range(min(masks, self.size - first_mask)):
-            tokens.append(mask_id)
-            parents.append(len(chain) - 1)
-            positions.append(self.origin + len(chain) + i)
-            classes.append(OPEN)
+        frontier = len(self.left) + self.frontier - 1
+        for parent, masks in enumerate(self.masks, frontier):
+            tokens += [mask_id] * masks
+            parents += [parent] * masks
+            positions += range(self.origin + parent + 1, self.origin + parent + 1 + masks)
+            classes += [OPEN] * masks
         for slot, branch in self.branches:
             parent = len(self.left) + slot - 1
             for i, token in enumerate(branch):
@@ -94,7 +104,7 @@ class Canvas:
                 parents.append(parent if i == 0 else len(tokens) - 2)
                 positions.append(self.origin + len(self.left) + slot + i)
                 classes.append(BRANCH)
-        return Tree(tokens, positions, parents, classes, len(self.left) + self.frontier - 1)
+        return Tree(tokens, positions, parents, classes, frontier)
 
 
 class ContextKV(Protocol):
@@ -129,10 +139,13 @@ class Facts:
     end_id: int
     #: Begins each context encoded alone; its key is what attention rests on.
     sink_id: int
-    #: How many masks a pass should carry; 0 where masks predict nothing yet.
+    #: How many masks a group should have; 0 where masks predict nothing yet.
     lookahead: int
     #: Known tokens before the gap to encode on the canvas, where they see the blocks: at least, and at most.
     left: tuple[int, int]
+    #: How many groups of masks a pass should have at most: one behind the committed text, the others behind the first
+    #: proposed tokens.
+    groups: int = 1
     #: Tokens that `Writer.write` should write at once; 1 where the family is none.
     steps: int = 1
 
@@ -163,10 +176,10 @@ class Denoiser(Protocol):
     ) -> tuple[list[Tensor], list[Any]]:
         """One forward pass over a batch of canvases, each with its contexts and its last pass's state (None at first).
 
-        Returns for each canvas the hidden rows [R, D], final norm applied, and the new state. Row i predicts slot
-        frontier + i: one row for the frontier, one for each proposed slot and one for each mask fed. Then come the
-        branches' rows, one for each branch token, which predicts what follows it. Raises `MemoryError` where there is
-        no room; the same call may then be made again.
+        Returns for each canvas the hidden rows [R, D], final norm applied, and the new state. The first rows predict
+        the slots from the frontier on: one row for the frontier, one for each slot behind a proposed token. Then come
+        the masks' rows, group by group (`Canvas.group`), then the branches', one for each branch token, which predicts
+        what follows it. Raises `MemoryError` where there is no room; the same call may then be made again.
         """
 
 
@@ -202,14 +215,11 @@ class Pass:
     allowed: Mapping[int, Tensor] = field(default_factory=dict)
     #: One a branch row: the id whose log-probability is wanted there.
     targets: tuple[int, ...] = ()
-    #: How many masks are fed.
-    masks: int = 0
 
     @property
     def rows(self) -> int:
         """How many rows it has: those of `Denoiser.denoise`."""
-        masks = min(self.masks, self.canvas.size - self.canvas.frontier - len(self.canvas.proposal))
-        return 1 + len(self.canvas.proposal) + masks + len(self.targets)
+        return 1 + len(self.canvas.proposal) + sum(self.canvas.masks) + len(self.targets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +263,8 @@ class CommitPolicy(Protocol):
     """Decides what a pass makes final."""
 
     def step(self, canvas: Canvas, rows: Rows) -> Canvas:
-        """rows: one for each open slot fed, row i for slot frontier + i. Commits at least one slot."""
+        """rows: those of `Denoiser.denoise`, but the branches'. Commits at least one slot, and proposes for those after
+        it."""
 
 
 def agreement(a: Sequence[object], b: Sequence[object]) -> int:

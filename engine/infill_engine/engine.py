@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import takewhile
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -150,11 +151,14 @@ class Engine:
     ) -> None:
         self.name, self.device, self.dtype = name, device, dtype
         self._denoiser = denoiser
-        self._policy = policy or VerifiedPolicy()
+        self._policy = policy or VerifiedPolicy(config.mask_prob)
         self._tokenizer = LineTokenizer(codec)
         self._config = config
         self._cache = ContextCache(denoiser, config.chunk_tokens, config.cache_mb << 20)
         self._texts = LastTexts()
+        #: Masks a group, groups a pass.
+        self._masks = denoiser.facts.lookahead if config.masks is None else config.masks
+        self._groups = denoiser.facts.groups if config.mask_groups is None else config.mask_groups
 
     @property
     def kernels(self) -> str:
@@ -318,11 +322,10 @@ class Engine:
             run.state,
             allowed=self._allowed(run),
             targets=tuple(targets),
-            masks=self._denoiser.facts.lookahead,
         )
 
     def _steps(self, passes: Sequence[Pass]) -> int:
-        """How many tokens to write at once: more than one where nothing is proposed, restricted or scored."""
+        """How many tokens to write at once: more than one where nothing is proposed, restricted, masked or scored."""
         if self._config.proposal_tokens or any(one.rows > 1 or one.allowed for one in passes):
             return 1
         return min(self._denoiser.facts.steps, *(one.canvas.size - one.canvas.frontier for one in passes))
@@ -374,9 +377,9 @@ class Engine:
         if run.scoring:
             opened = len(rows) - len(run.scoring) * len(run.following)
             reason, rows = self._score(run, rows[opened:]), rows[:opened]
-        after = self._policy.step(before, rows)
+        after = decided = self._policy.step(before, rows)
         if reason is None:
-            after, reason, finished_line = self._take(run, after, rows)
+            after, reason, finished_line = self._take(run, decided, rows)
         self._count(run, after)
         if reason is None and after.frontier == MOST_SLOTS:
             reason = "limit"
@@ -384,7 +387,7 @@ class Engine:
             after = after.grow(min(2 * after.size, MOST_SLOTS))
         if reason is None and run.late:
             reason = "deadline"
-        run.canvas = self._propose(run, after) if reason is None else after
+        run.canvas = self._propose(run, after, decided.frontier - after.frontier) if reason is None else after
         events: list[Event] = [self._frame(run)] if run.request.frames else []
         if reason is None and (finished_line or run.text.tokens - run.sent >= STREAMED_TOKENS):
             run.sent = run.text.tokens
@@ -436,31 +439,35 @@ class Engine:
 
     def _count(self, run: _Run, after: Canvas) -> None:
         """Counts what was proposed in the last pass, and what of it proved right."""
-        proposal = run.canvas.proposal
-        if not proposal:
-            run.source = "mask"  # the only ones who propose in a pass
+        if not (proposal := run.canvas.proposal):
             return
         right = agreement(proposal, after.committed[run.canvas.frontier :])
         run.proposed[run.source] = run.proposed.get(run.source, 0) + len(proposal)
         run.accepted[run.source] = run.accepted.get(run.source, 0) + right
 
-    def _propose(self, run: _Run, canvas: Canvas) -> Canvas:
+    def _propose(self, run: _Run, canvas: Canvas, confirmed: int = 0) -> Canvas:
         """Seeds the slots after the frontier: with the text that was here before as long as it proves right, else with
-        what masks predicted, else with what followed the same tokens elsewhere."""
-        if canvas.branches and canvas.proposal:
-            return canvas  # it was confirmed and waits
+        what followed the same tokens elsewhere, else with what masks predicted. Hangs masks onto it for the next time.
+
+        confirmed: how many tokens of the proposal were confirmed already, and wait for a line end to be scored.
+        """
         room, written = canvas.size - canvas.frontier - 1, canvas.frontier
         if tuple(run.last[:written]) != canvas.committed:
             run.last = []
-        proposal, source = canvas.proposal, run.source
-        if last := run.last[written:][: min(room, LAST_TOKENS)]:
-            proposal, source = tuple(last), "last"
-        elif proposal:
-            source = "mask"
-        elif not run.text.pending:
-            proposal, source = run.lookup.propose()[:room], "lookup"
-        run.source = source
-        return replace(canvas, proposal=proposal)
+        proposal = canvas.proposal
+        if confirmed:
+            pass
+        elif last := run.last[written:][: min(room, LAST_TOKENS)]:
+            proposal, run.source = tuple(last), "last"
+        elif not run.text.pending and (found := run.lookup.propose()[:room]):
+            proposal, run.source = found, "lookup"
+        else:
+            end_id = self._denoiser.facts.end_id
+            proposal, run.source = tuple(takewhile(lambda token: token != end_id, proposal)), "mask"
+        groups = self._groups if self._masks and run.source != "last" else 0  # that one proves right, nearly always
+        behind = range(confirmed, min(confirmed + groups, len(proposal) + 1))
+        masks = (*[0] * confirmed, *(max(0, min(self._masks, room - j)) for j in behind))
+        return replace(canvas, proposal=proposal, masks=masks)
 
     def _split(self, request: InfillRequest) -> tuple[list[str], list[tuple[int, ...]], Healed]:
         """The last segments before the gap, of those of whole lines the tokens, and the healed cursor line."""

@@ -2,7 +2,8 @@
 
 Ids are bytes. Where the bytes to the left of a slot end with a key of the table, followed by the beginning of that
 key's text, the slot is predicted to be the text's next byte, and END after the last. Elsewhere END is predicted. A
-proposal is judged as by a real model: only what stands to the left counts.
+proposal is judged as by a real model: only what stands to the left counts. A mask guesses what stands under it and
+under the masks to its left, and predicts the byte after that.
 """
 
 from __future__ import annotations
@@ -51,13 +52,16 @@ class FakeDenoiser:
         self,
         table: Mapping[str, str],
         lookahead: int = 0,
+        open_groups: int = 4,
+        doubt: float = 0.0,
         step_s: float = 0.0,
         groups: int = 1,
         room: float = math.inf,
     ) -> None:
-        """table: what follows which text; lookahead: masks a pass; step_s: seconds a pass takes; groups: steps in which
-        tokens are encoded; room: tokens that all contexts and canvases together may keep."""
-        self.facts = Facts(MASK_ID, END_ID, SINK_ID, lookahead=lookahead, left=(1, 64))
+        """table: what follows which text; lookahead: masks a group; open_groups: groups a pass; doubt: how much lower
+        the logit of a mask's prediction is with each slot that it guesses; step_s: seconds a pass takes; groups: steps
+        in which tokens are encoded; room: tokens that all contexts and canvases together may keep."""
+        self.facts = Facts(MASK_ID, END_ID, SINK_ID, lookahead=lookahead, left=(1, 64), groups=open_groups)
         banned = torch.zeros(VOCAB, dtype=torch.bool)
         banned[[SINK_ID, MASK_ID]] = True
         self.head = Head(weight=torch.eye(VOCAB), banned=banned)
@@ -65,6 +69,7 @@ class FakeDenoiser:
         self.passes = 0
         #: Contexts and canvases that are alive.
         self.alive: WeakSet[_Tokens] = WeakSet()
+        self._doubt = doubt
         self._groups = groups
         self._room = room
         self._table = [(key.encode(), text.encode()) for key, text in table.items()]
@@ -105,22 +110,24 @@ class FakeDenoiser:
             raise MemoryError("no room for more tokens")
 
     def _rows(self, canvas: Canvas, contexts: Contexts) -> Tensor:
-        tree = canvas.tree(self.facts.lookahead, MASK_ID)
+        tree = canvas.tree(MASK_ID)
         prefix = cast(_Tokens, contexts.prefix).tokens[max(0, canvas.origin - self._reach) : canvas.origin]
-        rows = []
+        rows, logits = [], []
         for i in range(tree.frontier, len(tree.tokens)):
             left, at = [], i
             while at >= 0:
                 left.append(tree.tokens[at])
                 at = tree.parents[at]
-            if tree.tokens[i] == MASK_ID:  # what stands under the masks to its left, it has to guess itself
-                known = [*prefix, *reversed(left[1:])]
-                for _ in range(tree.positions[i] - tree.positions[tree.parents[i]]):
-                    known.append(self._next(known))
-                rows.append(self._next(known))
-            else:
-                rows.append(self._next([*prefix, *reversed(left)]))
-        return torch.nn.functional.one_hot(torch.tensor(rows), VOCAB).float() * _SURE
+            guessed = 0
+            if tree.tokens[i] == MASK_ID:
+                guessed = tree.positions[i] - tree.positions[tree.parents[i]]
+                left = left[1:]
+            known = [*prefix, *reversed(left)]
+            for _ in range(guessed):
+                known.append(self._next(known))
+            rows.append(self._next(known))
+            logits.append(_SURE - self._doubt * guessed)
+        return torch.nn.functional.one_hot(torch.tensor(rows), VOCAB) * torch.tensor(logits)[:, None]
 
     def _next(self, left: Sequence[int]) -> int:
         text = bytes(token for token in left if token < 256)

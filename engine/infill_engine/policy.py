@@ -1,11 +1,13 @@
 """Commit policies: what a denoise step makes final.
 
-They see a canvas and what the unmask kernel read off its rows, never a model. Row i predicts slot frontier + i.
+They see a canvas and what the unmask kernel read off its rows, never a model. Row i predicts slot frontier + i, up to
+the one behind the proposal; the masks' rows follow (`Canvas.group`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from infill_engine.core import Canvas, Rows, agreement
 
@@ -15,17 +17,20 @@ class VerifiedPolicy:
     """Commits what a sequential decode would have written, however many proposals that confirms.
 
     A proposed token is right if the row to its left, which saw only confirmed text, predicts it. The longest agreeing
-    run and the token predicted after it are committed; what the masks to its right predict becomes the next proposal.
-    Greedy verification as in speculative decoding (Leviathan et al. 2022, arXiv 2211.17192).
+    run and the token predicted after it are committed; what the masks behind that run predict becomes the next
+    proposal, up to the first that is less probable than `least`. Greedy verification as in speculative decoding
+    (Leviathan et al. 2022, arXiv 2211.17192).
     """
 
+    #: Probability of a mask's token from which on it is worth feeding.
+    least: float = 0.0
+
     def step(self, canvas: Canvas, rows: Rows) -> Canvas:
-        predicted = rows.token
-        agreed = agreement(canvas.proposal, predicted)
-        after = canvas.commit(predicted[: min(agreed + 1, canvas.size - canvas.frontier)])
-        if agreed < len(canvas.proposal):  # what stood to the right of a wrong token is worth nothing
-            return after
-        return replace(after, proposal=tuple(predicted[agreed + 1 :][: after.size - after.frontier]))
+        agreed = agreement(canvas.proposal, rows.token[: len(canvas.proposal)])
+        after = canvas.commit(rows.token[: min(agreed + 1, canvas.size - canvas.frontier)])
+        masks = rows[canvas.group(agreed)]
+        sure = takewhile(lambda guess: guess[1] >= self.least, zip(masks.token, masks.prob, strict=True))
+        return replace(after, proposal=tuple(token for token, _ in sure)[: after.size - after.frontier])
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,9 @@ class ConfidencePolicy:
     threshold: float = 0.9
 
     def step(self, canvas: Canvas, rows: Rows) -> Canvas:
+        chain, masks = slice(1 + len(canvas.proposal)), canvas.group(len(canvas.proposal))
+        tokens, probs = rows.token[chain] + rows.token[masks], rows.prob[chain] + rows.prob[masks]
         count = 1
-        while count < len(rows) and rows.prob[count] >= self.threshold:
+        while count < len(probs) and probs[count] >= self.threshold:
             count += 1
-        return canvas.commit(rows.token[: min(count, canvas.size - canvas.frontier)])
+        return canvas.commit(tokens[: min(count, canvas.size - canvas.frontier)])

@@ -390,7 +390,7 @@ class SmolDenoiser:
     def _place(self, canvas: Canvas, contexts: Contexts, state: _State | None) -> tuple[list[int], Part, int, _State]:
         """One canvas's share of a pass: its tokens that are computed, where they stand, the row among them that
         predicts the frontier, and the state after the pass."""
-        tree = canvas.tree(self.facts.lookahead, MASK_ID)
+        tree = canvas.tree(MASK_ID)
         chain = [*canvas.left, *canvas.committed, *canvas.proposal]
         kv = state.kv if state is not None else _KV(self._pool)
         done = 0

@@ -67,6 +67,7 @@ def together(
 
 
 tokens = st.lists(st.sampled_from([*b"ab(\n", 256, 257, 258]), max_size=6)
+masks = st.tuples(st.integers(0, 3), st.integers(1, 4))
 gap = st.tuples(st.text("ab(\n", min_size=1, max_size=16), st.text("ab(\n", max_size=16), st.text("ab(\n", max_size=16))
 
 
@@ -78,8 +79,8 @@ class HealingCodec(ByteCodec):
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(gap, min_size=1, max_size=4), st.lists(tokens, min_size=1), st.integers(0, 3), st.randoms())
-def test_no_proposal_and_no_company_changes_the_text(gaps, proposals, lookahead, random):
+@given(st.lists(gap, min_size=1, max_size=4), st.lists(tokens, min_size=1), masks, st.randoms())
+def test_no_proposal_and_no_company_changes_the_text(gaps, proposals, masks, random):
     """Whatever look-up, masks and an earlier text propose, and whoever shares a pass: what is committed is what each
     request gets alone, one token a pass."""
     table = {f"{i}=": text for i, (text, _, _) in enumerate(gaps)}
@@ -100,7 +101,7 @@ def test_no_proposal_and_no_company_changes_the_text(gaps, proposals, lookahead,
             return replace(after, proposal=tuple(random.choice(proposals))[: after.size - after.frontier])
 
     policy = AnyPolicy() if random.random() < 0.5 else VerifiedPolicy()
-    shared = Engine("fake", FakeDenoiser(table, lookahead, groups=2), HealingCodec(), CONFIG, policy)
+    shared = Engine("fake", FakeDenoiser(table, *masks, groups=2), HealingCodec(), CONFIG, policy)
     for wanted, (_, _, earlier) in zip(requests, gaps, strict=False):
         shared._texts.keep(("c", wanted.document), wanted.prefix + wanted.head, earlier)
     with pytest.MonkeyPatch.context() as patch:

@@ -59,7 +59,14 @@ def cases(draw: st.DrawFn, rows_to_size: bool = False) -> Case:
         return draw(st.lists(what, min_size=rows, max_size=rows))
 
     return Case(
-        Canvas(0, (0,), size, tuple(draw(st.lists(ids, min_size=committed, max_size=committed))), tuple(proposal)),
+        Canvas(
+            0,
+            (0,),
+            size,
+            tuple(draw(st.lists(ids, min_size=committed, max_size=committed))),
+            tuple(proposal),
+            masks=(*[0] * len(proposal), rows - len(proposal) - 1),  # one group, behind the whole proposal
+        ),
         tokens,
         some(eighths),
         [0.0] * rows if draw(st.booleans()) else some(eighths),

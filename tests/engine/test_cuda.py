@@ -53,9 +53,11 @@ class Batch:
         parts = []
         for left, masks, branch, queries, contexts in canvases:
             n = left + masks + branch
-            parents = [*range(-1, left - 1), *[left - 1] * masks, *([left - 1] * branch)]
+            early = masks // 2  # an open group behind the last known token and one behind the last but one
+            parents = [*range(-1, left - 1), *[left - 2] * early, *[left - 1] * (masks - early + branch)]
             classes = [LEFT] * left + [OPEN] * masks + [BRANCH] * branch
-            positions = [*range(9, 9 + left + masks), *range(9 + left, 9 + left + branch)]
+            positions = [*range(9, 9 + left), *range(8 + left, 8 + left + early)]
+            positions += [*range(9 + left, 9 + left + masks - early), *range(9 + left, 9 + left + branch)]
             placed = [
                 Placed(self.pages(t), min(i, t), t, -i * 7, float(i), block=i > 0) for i, t in enumerate(contexts)
             ]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from itertools import chain as chained
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from infill_engine.config import EngineConfig
-from infill_engine.core import Canvas, Rows
+from infill_engine.core import Canvas, Pass, Rows
 from infill_engine.engine import FIRST_SLOTS, MOST_SLOTS, Engine
 from infill_engine.fake import END_ID, MASK_ID, SINK_ID, FakeDenoiser
+from infill_engine.lookup import Lookup
 from infill_engine.policy import ConfidencePolicy, VerifiedPolicy
 from infill_engine.protocol import Candidate, Final, Frame, InfillRequest, Proposals
 from infill_engine.tokenizer import ByteCodec
@@ -120,14 +122,25 @@ def test_verified_denoising_writes_what_the_sequential_decode_writes(lookahead, 
 @given(
     st.lists(st.integers(0, 9), min_size=1, max_size=6),
     st.lists(st.integers(0, 9), min_size=1, max_size=8),
+    st.lists(st.integers(0, 3), max_size=7),
 )
-def test_the_verified_policy_keeps_the_agreeing_run_only(proposal, predicted):
-    rows = (predicted * 8)[: len(proposal) + 2]
-    canvas = Canvas(origin=0, left=(1,), size=16, proposal=tuple(proposal))
-    after = VerifiedPolicy().step(canvas, read(rows))
-    agreed = next((i for i, (a, b) in enumerate(zip(proposal, rows, strict=False)) if a != b), len(proposal))
-    assert after.committed == tuple(rows[: agreed + 1])
-    assert after.proposal == (tuple(rows[agreed + 1 :]) if agreed == len(proposal) else ())
+def test_the_verified_policy_keeps_the_agreeing_run_and_proposes_what_the_masks_behind_it_say(
+    proposal, predicted, masks
+):
+    canvas = Canvas(origin=0, left=(1,), size=16, proposal=tuple(proposal), masks=tuple(masks[: len(proposal) + 1]))
+    chain = (predicted * 8)[: len(proposal) + 1]
+    groups = [[10 * j + i for i in range(count)] for j, count in enumerate(canvas.masks)]
+    after = VerifiedPolicy().step(canvas, read([*chain, *chained(*groups)]))
+    agreed = next((i for i, (a, b) in enumerate(zip(proposal, chain, strict=False)) if a != b), len(proposal))
+    assert after.committed == tuple(chain[: agreed + 1])
+    assert list(after.proposal) == (groups[agreed] if agreed < len(groups) else [])
+
+
+def test_the_verified_policy_proposes_up_to_the_first_mask_that_is_not_sure():
+    rows = read([1, 2, 3, 4], [0.1, 0.5, 0.4, 0.9])
+    canvas = Canvas(origin=0, left=(1,), size=16, masks=(3,))
+    for least, proposed in ((0.0, (2, 3, 4)), (0.4, (2, 3, 4)), (0.45, (2,)), (0.6, ())):
+        assert VerifiedPolicy(least).step(canvas, rows).proposal == proposed
 
 
 def test_look_up_saves_passes_where_text_repeats():
@@ -140,7 +153,7 @@ def test_look_up_saves_passes_where_text_repeats():
 
 def test_the_confidence_policy_commits_a_run_of_sure_slots_and_always_the_first():
     rows = read([0, 0, 1, 0, 0], [0.5, 0.95, 0.9, 0.5, 0.99])
-    after = ConfidencePolicy(0.9).step(Canvas(origin=0, left=(1,), size=16), rows)
+    after = ConfidencePolicy(0.9).step(Canvas(origin=0, left=(1,), size=16, masks=(4,)), rows)
     assert after.committed == (0, 0, 1)
 
 
@@ -189,6 +202,66 @@ def test_what_healing_took_back_is_proposed_too():
     text, final, _ = run(engine, request(head="x = comp"))
     assert text == "ute(first)"
     assert final.timing.steps <= 2
+
+
+@pytest.mark.parametrize(("right", "groups", "proposed"), [(0, 1, 3), (1, 1, 0), (1, 2, 3), (2, 2, 0), (2, 9, 3)])
+def test_masks_propose_behind_what_proved_right_of_a_proposal(monkeypatch, right, groups, proposed):
+    """As far as there is a group; so a refused proposal leaves the next pass something to check."""
+    found = iter([(*LONG[:right].encode(), END_ID, *b"abc")])
+    monkeypatch.setattr(Lookup, "propose", lambda self: next(found, ()))
+    engine = Engine("fake", FakeDenoiser({"=": LONG}, 3, groups), ByteCodec(), CONFIG)
+    text, final, events = run(engine, request(head="=", frames=True, max_tokens=40))
+    first = next(event for event in events if isinstance(event, Frame))
+    states = ["committed"] * (right + 1) + ["proposed"] * proposed + ["mask"]
+    assert [slot.state for slot in first.slots[: len(states)]] == states
+    assert "".join(slot.text for slot in first.slots) == LONG[: right + 1 + proposed]
+    assert (final.timing.accepted.mask > 0) == (final.timing.proposed.mask > 0)
+    assert LONG.startswith(text)
+
+
+def test_what_waits_for_a_line_end_has_masks_behind_it(monkeypatch):
+    """Not within it, where it was confirmed already."""
+    written = "\n  ab\n  c" + LONG
+    found = iter([tuple(written[:6].encode())])
+    monkeypatch.setattr(Lookup, "propose", lambda self: next(found, ()))
+    engine = Engine("fake", FakeDenoiser({":": written}, 3, 2), ByteCodec(), CONFIG)
+    steps = engine.infill(request(head=":", suffix="\nend", max_lines=4, min_indent=1), time.monotonic())
+    passes, need, outcome = [], None, None
+    while len(passes) < 2:
+        need, outcome = steps.send(outcome), None
+        if isinstance(need, Pass):
+            passes.append(need.canvas)
+            (outcome,) = engine.denoise([need])
+    asked, waiting = passes
+    assert (asked.proposal, asked.masks) == (tuple(written[:6].encode()), (3, 3))
+    assert waiting.branches
+    assert waiting.committed + waiting.proposal == tuple(written[:7].encode())
+    assert waiting.masks == (*[0] * len(waiting.proposal), 3)
+    (outcome,) = engine.denoise([need])
+    assert outcome.rows.token[waiting.group(len(waiting.proposal))] == list(written[8:11].encode())
+
+
+def test_settings_say_how_many_masks_there_are():
+    def proposed(lookahead: int = 0, doubt: float = 0.0, **fields) -> int:
+        denoiser = FakeDenoiser({"=": LONG[:30]}, lookahead, doubt=doubt)
+        engine = Engine("fake", denoiser, ByteCodec(), replace(CONFIG, **fields))
+        text, final, _ = run(engine, request(head="="))
+        assert text == LONG[:30]
+        return final.timing.proposed.mask
+
+    assert proposed(lookahead=3) > 15
+    assert proposed(lookahead=3, masks=0) == proposed(lookahead=3, mask_groups=0) == proposed() == 0
+    assert proposed(masks=3, mask_groups=4) == proposed(lookahead=3)
+    # Of masks in such doubt the first has a probability of 0.92, the second of 0.17.
+    assert proposed(masks=4, doubt=4.0) == proposed(masks=1) > 0
+    assert proposed(masks=4, doubt=4.0, mask_prob=0.1) > proposed(masks=1)
+
+
+def test_the_end_is_not_proposed():
+    """What is behind it counts for nothing, and it needs no check: the token before it predicts it."""
+    engine, _ = build({"=": "abc"}, lookahead=8)
+    _, final, _ = run(engine, request(head="="))
+    assert (final.timing.proposed.mask, final.timing.accepted.mask, final.timing.steps) == (2, 2, 2)
 
 
 def test_counts_say_who_proposed_what():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from infill_engine.smollm import (
     BLOCK_GATE,
     END_ID,
     MASK_ID,
+    RIGHT_GATE,
     SINK_ID,
     Shape,
     SmolDenoiser,
@@ -152,14 +154,30 @@ def test_proposals_predict_as_if_they_were_known(model):
 
 
 def test_masks_and_branches_do_not_touch_what_is_known(model):
-    masked = SmolDenoiser(WEIGHTS, "fp32", "cpu", SHAPE)
-    masked.facts = type(model.facts)(MASK_ID, END_ID, SINK_ID, lookahead=4, left=(4, 20))
-    canvas = Canvas(20, tuple(TEXT[20:25]), 16, committed=(30, 31), proposal=(32,), branches=((1, (30, 33, 34)),))
-    (hidden,), _ = masked.denoise([canvas], [Contexts(encode(masked, TEXT[:20]))], [None])
+    contexts = [Contexts(encode(model, TEXT[:20]))]
     plain = Canvas(20, tuple(TEXT[20:25]), 16, committed=(30, 31), proposal=(32,))
-    (expected,), _ = model.denoise([plain], [Contexts(encode(model, TEXT[:20]))], [None])
-    assert len(hidden) == 2 + 4 + 3
+    (hidden,), _ = model.denoise([replace(plain, masks=(3, 4), branches=((1, (30, 33, 34)),))], contexts, [None])
+    (expected,), _ = model.denoise([plain], contexts, [None])
+    assert len(hidden) == 2 + 3 + 4 + 3
     torch.testing.assert_close(hidden[:2], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_group_of_masks_sees_the_text_it_stands_behind_and_itself_alone(model):
+    """Whatever is proposed, and whatever else hangs there: each group as if the text before it were all there is."""
+    contexts = [Contexts(encode(model, TEXT[:20]))]
+    proposal = tuple(TEXT[25:29])
+    canvas = Canvas(20, tuple(TEXT[20:25]), 16, proposal=proposal, masks=(2, 0, 3, 1), branches=((0, (TEXT[24], 33)),))
+    (hidden,), _ = model.denoise([canvas], contexts, [None])
+    for proposed, masks in enumerate(canvas.masks):
+        alone = Canvas(20, canvas.left, 16, committed=proposal[:proposed], masks=(masks,))
+        (expected,), _ = model.denoise([alone], contexts, [None])
+        torch.testing.assert_close(hidden[canvas.group(proposed)], expected[1:], rtol=1e-4, atol=1e-4)
+        tokens = [*TEXT[: 25 + proposed], *[MASK_ID] * masks]
+        n = len(tokens)
+        sees = torch.ones(n, n).tril().bool()
+        sees[n - masks :] = True
+        gated = torch.ones(n, n).triu(1)
+        close(expected[1:], transformer(tokens, list(range(n)), sees, RIGHT_GATE, gated)[n - masks :])
 
 
 def test_a_branch_reads_as_if_the_gap_had_ended_there_and_no_suffix_were_known(model):
@@ -242,6 +260,9 @@ class TestInt8:
         proposal = tuple(TEXT[25:30])
         canvas, contexts = self.canvas(model, 64, proposal=proposal)
         (at_once,), _ = model.denoise([canvas], [contexts], [None])
+        masked = replace(canvas, masks=(3, 0, 2), branches=((0, (30, 33)),))
+        (rows,), _ = model.denoise([masked], [contexts], [None])
+        assert torch.equal(rows[: len(at_once)], at_once)
         other, beside = self.canvas(model, 7)
         both, _ = model.denoise([other, canvas], [beside, self.canvas(model, 3)[1]], [None, None])
         assert torch.equal(both[1], at_once)

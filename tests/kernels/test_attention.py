@@ -65,9 +65,12 @@ def spelled_out(q, k, v, part, contexts, gate, window):
 
 
 def tree(origin, left, masks, branch):
-    """`left` tokens, an open group after them, and a branch that continues the last but one."""
-    positions = [*range(origin, origin + left + masks), *range(origin + left - 1, origin + left - 1 + branch)]
-    parents = [*range(-1, left - 1), *[left - 1] * masks]
+    """`left` tokens, an open group after the last and one after the last but one, and a branch that continues that."""
+    early = masks // 2
+    positions = [*range(origin, origin + left), *range(origin + left - 1, origin + left - 1 + early)]
+    positions += range(origin + left, origin + left + masks - early)
+    positions += range(origin + left - 1, origin + left - 1 + branch)
+    parents = [*range(-1, left - 1), *[left - 2] * early, *[left - 1] * (masks - early)]
     parents += [left - 2 if i == 0 else left + masks + i - 1 for i in range(branch)]
     return positions, parents, [LEFT] * left + [OPEN] * masks + [BRANCH] * branch
 

@@ -17,9 +17,6 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from infill_kernels import (
-    BRANCH,
-    LEFT,
-    OPEN,
     PAGE,
     Head,
     KVPool,
@@ -31,6 +28,7 @@ from infill_kernels import (
     rotate_and_store,
 )
 from infill_kernels.unmask import unmask as reference
+from test_attention import tree
 
 cpu = pytest.importorskip("infill_kernels.cpu", reason="numba is not installed")
 pytestmark = pytest.mark.skipif(not cpu.available(), reason="this processor has no int8 kernels")
@@ -99,13 +97,6 @@ def garbage_pool():
     return pool
 
 
-def tree(left, masks, branch):
-    positions = [*range(100, 100 + left + masks), *range(100 + left - 1, 100 + left - 1 + branch)]
-    parents = [*range(-1, left - 1), *[left - 1] * masks]
-    parents += [left - 2 if i == 0 else left + masks + i - 1 for i in range(branch)]
-    return positions, parents, [LEFT] * left + [OPEN] * masks + [BRANCH] * branch
-
-
 canvases = st.tuples(
     st.integers(2, 40),
     st.integers(0, 4),
@@ -131,7 +122,7 @@ def test_the_stack_agrees_with_the_references(stack, shapes, seed):
                 for pool in pools:
                     pool.keys[:, pages[slot // PAGE], :, slot % PAGE] = k
                     pool.values[:, pages[slot // PAGE], :, slot % PAGE] = v
-        positions, parents, classes = tree(left, masks, branch)
+        positions, parents, classes = tree(100, left, masks, branch)
         pages = [pools[0].take() for _ in range(-(-(at + len(positions)) // PAGE))]
         parts.append(Part(positions, parents, classes, len(positions), pages, at, contexts))
     of_pass = plan(parts, -1.0)
@@ -174,7 +165,7 @@ def test_the_head_agrees_with_the_reference(team, rows, vocab, width, softcap, s
 
 def test_what_does_not_fit_together_is_refused(stack, team):
     """Compiled code would read beside what it is given."""
-    positions, parents, classes = tree(3, 0, 0)
+    positions, parents, classes = tree(100, 3, 0, 0)
     pool = garbage_pool()
     of_pass = plan([Part(positions, parents, classes, 3, [pool.take()], 0, [])])
     with pytest.raises(AssertionError, match="another pass"):
