@@ -69,6 +69,22 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
+class Snippet:
+    """A piece of the workspace that may help to fill a gap."""
+
+    #: LF only. May begin with lines that stand further up in the file: the headers of what it is in.
+    text: str
+    #: Where it is: a path relative to the workspace folder, and its rows, both included.
+    path: str
+    first_line: int
+    last_line: int
+    #: The higher the better; comparable within one retrieval.
+    score: float
+    #: Why it was chosen, in words a person understands.
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Silence:
     """Why nothing is offered at the cursor, in words a person understands."""
 

@@ -53,8 +53,8 @@ class Document:
         self.version = version
         self._lines, self._ends = _split(text)
         self._eol = _most_frequent(self._ends)
-        grammar = _grammar(language)
-        self._syntax = _Syntax(grammar) if grammar else None
+        found = grammar(language)
+        self._syntax = _Syntax(found) if found else None
 
     @property
     def text(self) -> str:
@@ -106,8 +106,8 @@ class Document:
 class _Syntax:
     """The syntax tree of one document, kept from one parse to the next. A tree handed out is never edited."""
 
-    def __init__(self, grammar: Language) -> None:
-        self._parser = Parser(grammar)
+    def __init__(self, language: Language) -> None:
+        self._parser = Parser(language)
         self._lines: tuple[str, ...] = ("",)
         self._tree = self._parser.parse(b"")
         self._budget_s = FIRST_PARSE_S
@@ -192,7 +192,7 @@ def _place(lines: Sequence[str], at: types.Position, encoding: str) -> tuple[int
 
 
 @cache
-def _grammar(language: str) -> Language | None:
+def grammar(language: str) -> Language | None:
     """None without an entry, without the package, or with one this tree-sitter cannot load."""
     if language not in GRAMMARS:
         return None

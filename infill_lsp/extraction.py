@@ -22,11 +22,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from infill_lsp.core import Gap, Kind, Silence, Snapshot, Trigger
+from infill_lsp.ignore import is_secret
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -43,38 +43,6 @@ BLOCK_END_LINES = 3
 
 #: Documents that people write code in; not output panels, diffs, commit boxes or chats.
 SCHEMES = frozenset({"file", "untitled", "vscode-notebook-cell", "vscode-remote"})
-
-#: Names (lower case) of files that hold secrets.
-SECRET_FILES = (
-    ".env*",
-    "*.env",
-    "*.pem",
-    "*.key",
-    "*.p12",
-    "*.pfx",
-    "*.crt",
-    "*.cert",
-    "*.jks",
-    "*.keystore",
-    "*.kdbx",
-    "id_rsa*",
-    "id_dsa*",
-    "id_ecdsa*",
-    "id_ed25519*",
-    ".netrc",
-    "_netrc",
-    ".pgpass",
-    ".npmrc",
-    ".pypirc",
-    ".htpasswd",
-    ".git-credentials",
-    "credentials",
-    "credentials.json",
-    "secrets.yml",
-    "secrets.yaml",
-    "secrets.json",
-    "secrets.toml",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +122,6 @@ def cut(snapshot: Snapshot, trigger: Trigger) -> Gap | Silence:
     )
 
 
-def is_secret(name: str) -> bool:
-    """Whether a file of this name (without folders) is never completed and never read for context."""
-    return any(fnmatchcase(name.lower(), pattern) for pattern in SECRET_FILES)
-
-
 def indentation(line: str) -> int:
     """Columns before the line's first character that is no space; a tab goes to the next multiple of 8."""
     return len(line[: _start(line)].expandtabs(8))
@@ -171,11 +134,11 @@ def is_word(character: str) -> bool:
 
 def _silence(snapshot: Snapshot, trigger: Trigger) -> str | None:
     scheme, _, path = snapshot.uri.partition(":")
-    name = unquote(path.partition("#")[0].partition("?")[0]).rpartition("/")[2]
+    path = unquote(path.partition("#")[0].partition("?")[0])
     if scheme not in SCHEMES:
         return f"documents of the scheme {scheme or '(none)'} are not completed"
-    if is_secret(name):
-        return f"{name} may hold secrets"
+    if is_secret(path):
+        return f"{path.rpartition('/')[2]} may hold secrets"
     if len(snapshot.lines[snapshot.row]) > MAX_LINE:
         return f"the line is longer than {MAX_LINE:,} characters"
     if sum(map(len, snapshot.lines)) + len(snapshot.lines) > MAX_CHARACTERS:

@@ -14,7 +14,6 @@ from infill_lsp.extraction import (
     MAX_SUFFIX,
     cut,
     indentation,
-    is_secret,
 )
 
 CURSORS: list[tuple[str, str, Kind, int, int | None]] = [
@@ -251,30 +250,6 @@ def test_documents_that_people_only_read_are_not(scheme: str) -> None:
 )
 def test_files_of_secrets_are_never_read(uri: str) -> None:
     assert "secrets" in silence_of(at("KEY=|", uri=uri), "invoked")
-
-
-@pytest.mark.parametrize(
-    ("name", "secret"),
-    [
-        (".env", True),
-        (".env.local", True),
-        ("production.env", True),
-        ("server.key", True),
-        ("Server.Pem", True),
-        ("id_rsa", True),
-        ("id_ed25519.old", True),
-        (".npmrc", True),
-        ("secrets.yaml", True),
-        ("credentials", True),
-        ("keys.py", False),
-        ("credentials.py", False),
-        ("environment.yml", False),
-        ("monkey.py", False),
-        ("secrets.py", False),
-    ],
-)
-def test_names_of_secret_files(name: str, secret: bool) -> None:
-    assert is_secret(name) is secret
 
 
 @pytest.mark.parametrize(("line", "column"), [("", 0), ("x", 0), ("    x", 4), ("\tx", 8), ("  \tx", 8), ("\t  x", 10)])

@@ -1,0 +1,517 @@
+"""What may be read of a workspace folder: every file that is read or listed for context comes from here.
+
+Not read are: what `.gitignore`, `.ignore`, the repository's and the person's own exclude files and the settings leave
+out; names that stand for secrets; what people did not write (dependencies, binary, generated, minified and huge
+files); and symbolic links, which lead in circles or out of the folder. In doubt a file is not read.
+
+It does not know what a text is read for. Paths are relative to the folder, with "/" between names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import translate
+from typing import Literal
+
+#: Why a file is not read.
+Reason = Literal["ignored", "secret", "binary", "generated", "minified", "huge", "unreadable"]
+
+#: Names (lower case) of files that hold keys, passwords or tokens.
+SECRET_FILES = (
+    # environment files
+    ".env*",
+    "*.env",
+    ".dev.vars*",
+    "*.tfvars",
+    "*.tfvars.json",
+    "*.tfstate",
+    "*.tfstate.*",
+    "local.settings.json",
+    # keys and certificates
+    "*.pem",
+    "*.key",
+    "*.p8",
+    "*.p12",
+    "*.pfx",
+    "*.pkcs12",
+    "*.der",
+    "*.crt",
+    "*.cert",
+    "*.cer",
+    "*.csr",
+    "*.jks",
+    "*.jceks",
+    "*.bks",
+    "*.keystore",
+    "*.keytab",
+    "*.kdb",
+    "*.kdbx",
+    "*.ppk",
+    "*.gpg",
+    "*.pgp",
+    "*.asc",
+    "*.agekey",
+    "*.ovpn",
+    "*.mobileprovision",
+    "id_rsa*",
+    "id_dsa*",
+    "id_ecdsa*",
+    "id_ed25519*",
+    "authorized_keys*",
+    "known_hosts*",
+    "keystore.properties",
+    # passwords of tools and services
+    ".netrc",
+    "_netrc",
+    ".authinfo*",
+    ".pgpass",
+    ".my.cnf",
+    ".mylogin.cnf",
+    ".htpasswd",
+    ".git-credentials",
+    ".gitcookies",
+    ".msmtprc",
+    "rclone.conf",
+    "wp-config.php",
+    "credentials",
+    "credentials.json",
+    "credentials.toml",
+    "credentials.tfrc.json",
+    "*-credentials.json",
+    "secrets.yml",
+    "secrets.yaml",
+    "secrets.json",
+    "secrets.toml",
+    "secrets.*.yml",
+    "secrets.*.yaml",
+    "*.secret",
+    "*.secrets",
+    # tokens of clouds and package registries
+    ".npmrc",
+    ".pypirc",
+    ".yarnrc.yml",
+    "auth.json",
+    ".boto",
+    ".s3cfg",
+    ".dockercfg",
+    ".dockerconfigjson",
+    ".terraformrc",
+    "terraform.rc",
+    ".vault-token",
+    ".databrickscfg",
+    "ngrok.yml",
+    "kubeconfig",
+    "*.kubeconfig",
+    "service-account*.json",
+    "service_account*.json",
+    "client_secret*.json",
+    "*firebase-adminsdk*.json",
+    # what was typed into shells
+    ".*_history",
+)
+
+#: Names (lower case) of folders in which nothing is ever read.
+SECRET_FOLDERS = frozenset(
+    {
+        ".1password",
+        ".aliyun",
+        ".aws",
+        ".azure",
+        ".bitcoin",
+        ".bluemix",
+        ".chef",
+        ".credentials",
+        ".databricks",
+        ".electrum",
+        ".ethereum",
+        ".fly",
+        ".gcloud",
+        ".gnupg",
+        ".heroku",
+        ".kube",
+        ".mozilla",
+        ".netlify",
+        ".oci",
+        ".password-store",
+        ".pki",
+        ".pulumi",
+        ".railway",
+        ".secrets",
+        ".snowflake",
+        ".ssh",
+        ".terraform.d",
+        ".thunderbird",
+        ".vault",
+        ".vercel",
+        ".wrangler",
+    }
+)
+
+#: Names of folders that tools fill: versions, dependencies, caches, outputs.
+TOOL_FOLDERS = frozenset(
+    {
+        ".bzr",
+        ".cache",
+        ".direnv",
+        ".eggs",
+        ".git",
+        ".gradle",
+        ".hg",
+        ".hypothesis",
+        ".idea",
+        ".ipynb_checkpoints",
+        ".jj",
+        ".mypy_cache",
+        ".next",
+        ".nox",
+        ".nuxt",
+        ".nyc_output",
+        ".pnpm-store",
+        ".pytest_cache",
+        ".ruff_cache",
+        ".svelte-kit",
+        ".svn",
+        ".terraform",
+        ".tox",
+        ".venv",
+        ".vs",
+        ".yarn",
+        "__pycache__",
+        "__pypackages__",
+        "bower_components",
+        "node_modules",
+        "site-packages",
+        "venv",
+    }
+)
+
+#: Names (lower case) of files that tools write.
+GENERATED_FILES = (
+    "*.min.js",
+    "*.min.css",
+    "*.bundle.js",
+    "*.map",
+    "*.lock",
+    "package-lock.json",
+    "npm-shrinkwrap.json",
+    "pnpm-lock.yaml",
+    "go.sum",
+    "*_pb2.py",
+    "*_pb2.pyi",
+    "*_pb2_grpc.py",
+    "*.pb.go",
+    "*.pb.h",
+    "*.pb.cc",
+    "*.g.dart",
+    "*.designer.cs",
+    "*.snap",
+)
+
+#: Endings (lower case) of files that are no text, or text that is data.
+BINARY_FILES = (
+    *("*.png", "*.jpg", "*.jpeg", "*.gif", "*.bmp", "*.ico", "*.icns", "*.webp", "*.tif", "*.tiff", "*.svg", "*.psd"),
+    *("*.mp3", "*.mp4", "*.wav", "*.ogg", "*.flac", "*.avi", "*.mov", "*.mkv", "*.webm"),
+    *("*.zip", "*.gz", "*.bz2", "*.xz", "*.zst", "*.7z", "*.rar", "*.tar", "*.tgz", "*.jar", "*.war", "*.whl", "*.egg"),
+    *("*.so", "*.so.*", "*.o", "*.a", "*.dll", "*.dylib", "*.exe", "*.lib", "*.obj", "*.class", "*.pyc", "*.pyo"),
+    *("*.wasm", "*.bin", "*.dat", "*.db", "*.sqlite", "*.sqlite3", "*.db-wal", "*.db-shm", "*.mdb", "*.img", "*.iso"),
+    *("*.pdf", "*.doc", "*.docx", "*.xls", "*.xlsx", "*.ppt", "*.pptx", "*.odt", "*.ttf", "*.otf", "*.woff", "*.woff2"),
+    *("*.npy", "*.npz", "*.pt", "*.pth", "*.ckpt", "*.safetensors", "*.gguf", "*.onnx", "*.pkl", "*.parquet", "*.h5"),
+    *("*.csv", "*.tsv", "*.jsonl", "*.ipynb", "*.log", "*.swp"),
+)
+
+#: Files with rules, in each folder; what the later one says holds.
+IGNORE_FILES = (".gitignore", ".ignore")
+
+#: Bytes of the longest file that is read, and of the longest file with rules.
+MAX_BYTES = 512 * 1024
+MAX_RULES_BYTES = 256 * 1024
+#: Characters a line has in a minified file: on the average, or one of them.
+MINIFIED_MEAN, MINIFIED_LINE = 160, 5_000
+#: Characters at a file's start in which a tool says that it wrote the file.
+MARKED = 1_000
+
+_SECRET = re.compile("|".join(map(translate, SECRET_FILES)))
+_GENERATED = re.compile("|".join(map(translate, GENERATED_FILES)))
+_BINARY = re.compile("|".join(map(translate, BINARY_FILES)))
+_MARK = re.compile(r"@generated\b|\bDO NOT (?:EDIT|MODIFY)\b|\b[Cc]ode generated by\b|\b[Aa]uto-?generated\b")
+
+
+class Refused(Exception):
+    """A file that is not read; `reason` says why."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file's text, LF only, and the `os.stat_result` of when it was read."""
+
+    text: str
+    stat: os.stat_result
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """One folder ("" is the workspace folder itself) and the files in it that may be read, as far as names tell."""
+
+    folder: str
+    files: list[tuple[str, os.stat_result]]
+    #: False where the system denied the look: then `files` is empty.
+    readable: bool = True
+
+
+def is_secret(path: str) -> bool:
+    """Whether a file of this name, or in a folder of such a name, is never completed and never read for context."""
+    *folders, name = path.lower().split("/")
+    return _SECRET.match(name) is not None or not SECRET_FOLDERS.isdisjoint(folders)
+
+
+def unfit(text: str) -> Reason | None:
+    """Why a text (of a file, or of an open document) is not worth reading; None where it is."""
+    if len(text) > MAX_BYTES:
+        return "huge"
+    if "\0" in text:
+        return "binary"
+    if _MARK.search(text, 0, MARKED):
+        return "generated"
+    lines = text.count("\n") + 1
+    if len(text) > MINIFIED_MEAN * lines + MINIFIED_LINE or max(map(len, text.split("\n"))) > MINIFIED_LINE:
+        return "minified"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """One pattern of a `.gitignore`: whether what it matches is ignored, or taken back."""
+
+    regex: re.Pattern[str]
+    ignores: bool
+    folders_only: bool
+
+
+class _Rules:
+    """The rules of one file, in its order.
+
+    pathspec translates a pattern; it does not decide, for it asks about files alone, and takes the folder "a/" for
+    something in "a".
+    """
+
+    def __init__(self, rules: Sequence[_Rule]) -> None:
+        self._rules = rules[::-1]
+
+    def says(self, path: str) -> bool | None:
+        """Whether the path, a folder's if it ends with "/", is ignored; None where no rule is about it.
+
+        What is in a folder that is ignored is not asked about.
+        """
+        is_folder = path.endswith("/")
+        path = path.rstrip("/")
+        for rule in self._rules:
+            if is_folder or not rule.folders_only:
+                match = rule.regex.match(path)
+                if match is not None and not match.groupdict().get("ps_d"):
+                    return rule.ignores
+        return None
+
+
+class Ignore:
+    """The rules of one workspace folder. Rules are read once and kept till `reload`. Not thread-safe.
+
+    `exclude` holds patterns as in a `.gitignore` at the top of the folder; no file can take them back.
+    """
+
+    def __init__(self, root: str, exclude: Sequence[str] = ()) -> None:
+        self.root = os.path.realpath(root)
+        self._exclude = _rules(exclude)
+        self.reload()
+
+    def reload(self) -> None:
+        """Forgets the rules: they are read again when they are needed."""
+        self._rules: dict[str, _Rules] = {}
+        self._folders: dict[str, bool] = {"": True}
+        self._outer: list[tuple[str, _Rules]] | None = None
+
+    def refusal(self, path: str) -> Reason | None:
+        """Why a file of this name is not read, None where it may be. Looks at the rules, not at the file."""
+        if is_secret(path):
+            return "secret"
+        folder, _, name = path.rpartition("/")
+        lower = name.lower()
+        if _BINARY.match(lower):
+            return "binary"
+        if _GENERATED.match(lower):
+            return "generated"
+        if not path.isprintable() or not self.enters(folder) or self._ignored(path):
+            return "ignored"
+        return None
+
+    def enters(self, folder: str) -> bool:
+        """Whether the folder is looked into, as far as names and rules tell."""
+        known = self._folders.get(folder)
+        if known is None:
+            parent, _, name = folder.rpartition("/")
+            lower = name.lower()
+            known = (
+                self.enters(parent)
+                and name not in TOOL_FOLDERS
+                and lower not in SECRET_FOLDERS
+                and not lower.endswith(".egg-info")
+                and name.isprintable()
+                and not self._ignored(folder + "/")
+            )
+            self._folders[folder] = known
+        return known
+
+    def read(self, path: str) -> Source:
+        """Raises `Refused` where the file may not be read, cannot be, or is not worth it."""
+        if (reason := self.refusal(path)) is not None:
+            raise Refused(reason)
+        full = os.path.join(self.root, path)
+        folder = os.path.dirname(full)
+        if os.path.realpath(folder) != folder:
+            raise Refused("ignored")
+        try:
+            # A pipe that nobody writes to would block.
+            descriptor = os.open(full, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            raise Refused("unreadable") from None
+        with open(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise Refused("unreadable")
+            if status.st_size > MAX_BYTES:
+                raise Refused("huge")
+            try:
+                data = file.read(MAX_BYTES + 1)
+            except OSError:
+                raise Refused("unreadable") from None
+        try:
+            text = data.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise Refused("binary") from None
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+        if (reason := unfit(text)) is not None:
+            raise Refused(reason)
+        return Source(text, status)
+
+    def walk(self, start: str = "") -> Iterator[Listing]:
+        """The folder `start` and what is below it, folder by folder, nearest first."""
+        if not self.enters(start) or os.path.realpath(os.path.join(self.root, start)) != self._full(start):
+            return
+        queue = deque([start])
+        while queue:
+            folder = queue.popleft()
+            files: list[tuple[str, os.stat_result]] = []
+            try:
+                with os.scandir(self._full(folder)) as entries:
+                    for entry in entries:
+                        path = f"{folder}/{entry.name}" if folder else entry.name
+                        if entry.is_dir(follow_symlinks=False):
+                            if self.enters(path):
+                                queue.append(path)
+                        elif entry.is_file(follow_symlinks=False) and self.refusal(path) is None:
+                            status = _status(entry)
+                            if status is not None:
+                                files.append((path, status))
+            except OSError:  # Denied, or gone since it was seen.
+                yield Listing(folder, [], readable=not os.path.lexists(self._full(folder)))
+            else:
+                yield Listing(folder, files)
+
+    def _full(self, path: str) -> str:
+        return os.path.join(self.root, path) if path else self.root
+
+    def _ignored(self, path: str) -> bool:
+        """`path` ends with "/" where it is a folder. The nearest folder that has a rule for it decides, as in git."""
+        if self._exclude.says(path):
+            return True
+        folder = path.rstrip("/")
+        while folder:
+            folder = folder.rpartition("/")[0]
+            said = self._rules_in(folder).says(path[len(folder) + 1 if folder else 0 :])
+            if said is not None:
+                return said
+        for prefix, rules in self._outer_rules():
+            said = rules.says(prefix + path)
+            if said is not None:
+                return said
+        return False
+
+    def _rules_in(self, folder: str) -> _Rules:
+        if folder not in self._rules:
+            self._rules[folder] = _rules_of(self._full(folder))
+        return self._rules[folder]
+
+    def _outer_rules(self) -> list[tuple[str, _Rules]]:
+        """Rules from outside the folder, the nearest first, each with how the folder is called from there."""
+        if self._outer is None:
+            folder, prefix = self.root, ""
+            found: list[tuple[str, _Rules]] = []
+            git = _git_folder(folder)
+            while git is not None and folder != git:
+                folder, name = os.path.split(folder)
+                prefix = f"{name}/{prefix}"
+                found.append((prefix, _rules_of(folder)))
+            if git is not None:
+                found.append((prefix, _rules(_lines(os.path.join(git, ".git", "info", "exclude")))))
+            config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+            found.append((prefix, _rules(_lines(os.path.join(config, "git", "ignore")))))
+            self._outer = found
+        return self._outer
+
+
+def _git_folder(folder: str) -> str | None:
+    """The nearest folder, from here up, that holds a repository."""
+    while not os.path.exists(os.path.join(folder, ".git")):
+        parent = os.path.dirname(folder)
+        if parent == folder:
+            return None
+        folder = parent
+    return folder
+
+
+def _rules_of(folder: str) -> _Rules:
+    return _rules([line for name in IGNORE_FILES for line in _lines(os.path.join(folder, name))])
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return []
+    try:
+        with open(descriptor, encoding="utf-8", errors="replace") as file:
+            return file.read(MAX_RULES_BYTES).split("\n")
+    except OSError:  # A folder, or a pipe.
+        return []
+
+
+def _rules(lines: Sequence[str]) -> _Rules:
+    from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
+
+    rules = []
+    for line in lines:
+        if not line.strip() or line.startswith("#"):
+            continue
+        pattern = line if line.endswith("\\ ") else line.rstrip()
+        try:
+            translated = GitIgnoreSpecPattern(pattern.removesuffix("/"))
+        except (ValueError, re.error):  # git passes over a pattern that is none.
+            continue
+        if translated.regex is not None and translated.include is not None:
+            rules.append(_Rule(translated.regex, translated.include, pattern.endswith("/")))
+    return _Rules(rules)
+
+
+def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
+    try:
+        return entry.stat(follow_symlinks=False)
+    except OSError:
+        return None
