@@ -1,0 +1,59 @@
+"""Curves as an SVG that reads on light and dark pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 720, 400, 64, 52, 16, 16
+COLOURS = ("#3b7ddd", "#d9822b", "#2e9e5b", "#b04fc4", "#888888")
+TEXT = "#808080"
+
+
+def curves(
+    lines: Mapping[str, Sequence[tuple[float, float]]],
+    x_title: str,
+    y_title: str,
+    x_ticks: Sequence[float],
+    y_ticks: Sequence[float],
+    mark: float | None = None,
+) -> str:
+    """The points of each named curve joined in order; shares on both axes, from the first tick to the last. `mark`
+    draws a line upwards at an x."""
+    (x0, x1), (y0, y1) = (x_ticks[0], x_ticks[-1]), (y_ticks[0], y_ticks[-1])
+
+    def x_at(value: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * (min(max(value, x0), x1) - x0) / (x1 - x0)
+
+    def y_at(value: float) -> float:
+        return HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * (min(max(value, y0), y1) - y0) / (y1 - y0)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
+        f'font-size="12" fill="{TEXT}">'
+    ]
+    for tick in x_ticks:
+        parts.append(_text(x_at(tick), HEIGHT - BOTTOM + 18, f"{tick:.0%}", "middle"))
+    for tick in y_ticks:
+        parts.append(_line(LEFT, y_at(tick), WIDTH - RIGHT, y_at(tick), 0.3))
+        parts.append(_text(LEFT - 8, y_at(tick) + 4, f"{tick:.0%}", "end"))
+    if mark is not None:
+        parts.append(_line(x_at(mark), TOP, x_at(mark), HEIGHT - BOTTOM, 0.8))
+    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, x_title, "middle"))
+    parts.append(
+        f'<text transform="translate(16 {HEIGHT / 2}) rotate(-90)" text-anchor="middle">{escape(y_title)}</text>'
+    )
+    for i, (name, points) in enumerate(lines.items()):
+        colour = COLOURS[i % len(COLOURS)]
+        path = " ".join(f"{x_at(x):.1f},{y_at(y):.1f}" for x, y in points)
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts.append(_text(WIDTH - RIGHT - 8, TOP + 16 + 18 * i, name, "end", colour))
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, opacity: float) -> str:
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{TEXT}" stroke-opacity="{opacity}"/>'
+
+
+def _text(x: float, y: float, text: str, anchor: str, colour: str = TEXT) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}">{escape(text)}</text>'

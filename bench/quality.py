@@ -1,0 +1,445 @@
+"""How good the texts are: `python -m bench.quality [--gaps N] [--problems N] [--write]`.
+
+The same held-out gaps are filled by the base model and by ours, by one after the other, and compared with what their
+authors wrote; so are the problems of HumanEval-Infilling, whose tests are run. What came of it is kept: a run that was
+broken off goes on, and `--cached` makes the tables again without a model. `--write` puts them into docs/quality.md, the
+curve into docs/quality.svg, and the fitted gate into infill_lsp/confidence.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import TypeVar, get_args
+
+import msgspec
+from infill_engine import smollm
+from infill_engine.config import EngineConfig
+from infill_engine.protocol import cache_dir
+from rich.progress import track
+
+from bench import gate, humaneval
+from bench.filling import KINDS, Case, Row, Runner, Store, held_out, suffix_as_text, with_suffix, without_suffix
+from bench.plot import curves
+from bench.score import Figure, Filled, ratio
+from infill_lsp.confidence import FITTED
+from infill_lsp.gaps import Authored
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE, PLOT = ROOT / "docs" / "quality.md", ROOT / "docs" / "quality.svg"
+GAPS, SEED = 1_500, 1
+#: Gaps of the comparison of types.
+TYPE_GAPS = 200
+
+BASE = Row("base, prefix only", "base", without_suffix)
+BASE_TEXT = Row("base, suffix as text", "base", suffix_as_text)
+BASE_BLOCK = Row("base, suffix as a block", "base", with_suffix)
+OURS = Row("ours, one token a pass", "ours", with_suffix)
+MASKS = replace(OURS, name="ours, masks", masks=True)
+LOOKUP = replace(OURS, name="ours, look-up", proposals=EngineConfig().proposal_tokens)
+BOTH = replace(LOOKUP, name="ours, look-up and masks", masks=True)
+DECODERS = (BASE, BASE_TEXT, BASE_BLOCK, OURS, MASKS, LOOKUP, BOTH)
+#: The same with the truth written for them.
+FORCED = tuple(replace(row, forced=True) for row in (BASE, BASE_TEXT, BASE_BLOCK, OURS))
+ABLATIONS = (
+    replace(OURS, name="ours, without the suffix", ask=without_suffix),
+    replace(OURS, name="ours, the text before the gap tokenised as it stands", healing=False),
+)
+BF16 = replace(OURS, name="ours, bf16", model="ours bf16", most=TYPE_GAPS)
+PROBLEMS = (BASE, BASE_TEXT, OURS, BOTH)
+
+#: A stratum in which the gate shows something this seldom is called silent.
+SILENT = 0.2
+
+Rows = Mapping[str, Sequence[Filled]]
+T = TypeVar("T")
+
+
+def configs(dtype: str) -> dict[str, EngineConfig]:
+    """The models that are compared, by the names that rows have for them."""
+    found = {"base": EngineConfig(dtype=dtype), "ours": EngineConfig(dtype=dtype)}
+    if dtype == "int8" and "bf16" in smollm.cpu_dtypes():
+        found["ours bf16"] = EngineConfig(dtype="bf16", device="cpu")
+    return found
+
+
+@dataclass(frozen=True)
+class Results:
+    """What tables are made of. Every decoder has the same gaps, but where a row has fewer."""
+
+    seed: int
+    #: By row name.
+    decoders: Rows
+    forced: Rows
+    ablations: Rows
+    types: Rows
+    #: By subset of problems.
+    problems: Mapping[str, Rows]
+
+    @property
+    def served(self) -> Sequence[Filled]:
+        """The best of our decoders that is there: their texts are the same, but not how soon."""
+        return next(self.decoders[row.name] for row in (BOTH, LOOKUP, OURS) if row.name in self.decoders)
+
+
+# The runs.
+
+
+def run(arguments: argparse.Namespace) -> dict[str, dict[str, tuple[str, int]]]:
+    """Runs what is missing; returns for each suite the file of each row, and of how many gaps its tables are."""
+    runner = Runner(configs(arguments.dtype), cache_dir() / "bench" / "quality")
+    files: dict[str, dict[str, tuple[str, int]]] = {}
+
+    def fill(name: str, suite: str, rows: Sequence[Row], count: int, draw: Callable[[int], Case]) -> None:
+        rows = [row for row in rows if runner.serves(row)]
+        steps = runner.run(rows, suite, count, draw)
+        for _ in track(steps, f"{name}, {len(rows)} decoders", total=count):
+            pass
+        files[name] = {
+            row.name: (runner.store(row, suite).path.name, min(count, int(min(row.most, count)))) for row in rows
+        }
+
+    gaps, draw = f"gaps-{arguments.seed}", held_out(arguments.corpus, arguments.seed)
+    fill("decoders", gaps, DECODERS, arguments.gaps, draw)
+    fill("forced", gaps, FORCED, arguments.gaps, draw)
+    fill("ablations", gaps, (OURS, *ABLATIONS), arguments.gaps, draw)
+    fill("types", gaps, (replace(OURS, name=f"ours, {arguments.dtype}", most=TYPE_GAPS), BF16), arguments.gaps, draw)
+    for subset in get_args(humaneval.Subset) if arguments.problems != 0 else ():
+        problems = list(humaneval.problems(arguments.data / "human-eval-infilling", subset))
+        Random(arguments.seed).shuffle(problems)  # so that a few of them are of all functions
+        count = min(arguments.problems or len(problems), len(problems))
+        fill(subset, f"{subset}-{arguments.seed}", PROBLEMS, count, partial(case_of, problems))
+    return files
+
+
+def case_of(problems: Sequence[humaneval.Problem], index: int) -> Case:
+    """A problem as a document with the cursor in its hole."""
+    problem = problems[index]
+    case = Case.of(
+        index,
+        problem.task_id,
+        "python",
+        problem.text,
+        Authored("line", *problem.hole),
+        "invoked",
+        lambda document: humaneval.passes(problem.program(document)),
+    )
+    assert case is not None
+    return case
+
+
+def read(files: Mapping[str, Mapping[str, tuple[str, int]]], folder: Path, seed: int) -> Results:
+    """The rows that `run` names."""
+
+    def rows(suite: str) -> Rows:
+        found = {}
+        for name, (file, count) in files.get(suite, {}).items():
+            filled = Store(folder / file).filled
+            found[name] = [filled[i] for i in range(count)]
+        return found
+
+    problems = {subset: rows(subset) for subset in get_args(humaneval.Subset) if subset in files}
+    return Results(seed, rows("decoders"), rows("forced"), rows("ablations"), rows("types"), problems)
+
+
+# The tables.
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)) + "\n"
+
+
+def of_decoders(decoders: Rows) -> str:
+    base = decoders[BASE.name]
+    header = [
+        "decoder",
+        "exact",
+        "exact, of the model",
+        "similarity",
+        "first line",
+        "exact to the base's",
+        "tokens a pass",
+    ]
+    rows = []
+    for name, filled in decoders.items():
+        rows.append(
+            [
+                name,
+                share(filled, lambda of: of.exact).percent(),
+                share(filled, lambda of: of.exact_model).percent(),
+                ratio([of.similarity for of in filled]).number(),
+                share(filled, lambda of: of.first_line).percent(),
+                against(filled, base, lambda of: of.exact),
+                ratio([of.tokens for of in filled], [of.steps for of in filled]).number(),
+                f"{statistics.median(of.ms for of in filled):.0f}",
+            ]
+        )
+    return table([*header, "median ms"], rows)
+
+
+def of_strata(decoders: Rows, stratum: Callable[[Filled], str], names: Sequence[str] = ()) -> str:
+    """Exact matches by stratum."""
+    counts = Counter(map(stratum, next(iter(decoders.values()))))
+    names = [name for name in (names or [name for name, _ in counts.most_common()]) if counts[name]]
+    rows = [["gaps", *(str(counts[name]) for name in names)]]
+    for name, filled in decoders.items():
+        cells = [ratio([of.exact for of in filled if stratum(of) == part]).percent() for part in names]
+        rows.append([name, *cells])
+    return table(["exact", *names], rows)
+
+
+def of_ends(forced: Rows, free: Rows) -> str:
+    header = ["decoder", "end right", *KINDS, "tokens right", "end right in its own text", "of gaps"]
+    rows = []
+    for name, filled in forced.items():
+        own = [of.ended for of in free[name] if of.ended is not None]
+        rows.append(
+            [
+                name,
+                share(filled, lambda of: of.ended is True).percent(),
+                *(
+                    f"{ratio([of.ended is True for of in filled if of.made == made]).value:.0%}"
+                    if any(of.made == made for of in filled)
+                    else ""
+                    for made in KINDS
+                ),
+                f"{sum(of.agreed or 0 for of in filled) / max(1, sum(of.forced or 0 for of in filled)):.1%}",
+                ratio(own).percent() if own else "",
+                str(len(own)),
+            ]
+        )
+    return table(header, rows)
+
+
+def of_variants(variants: Rows) -> str:
+    """Variants of one decoder beside the first."""
+    first = next(iter(variants.values()))
+    rows = []
+    for name, filled in variants.items():
+        rows.append(
+            [
+                name,
+                share(filled, lambda of: of.exact).percent(),
+                ratio([of.similarity for of in filled]).number(),
+                against(filled, first, lambda of: of.exact),
+                share(list(zip(filled, first, strict=True)), lambda of: of[0].chosen == of[1].chosen).percent(),
+                f"{statistics.median(of.ms for of in filled):.0f}",
+            ]
+        )
+    return table(
+        ["decoder", "exact", "similarity", "exact to the first's", "same text as the first", "median ms"], rows
+    )
+
+
+def of_problems(problems: Mapping[str, Rows]) -> str:
+    rows = []
+    for subset, decoders in problems.items():
+        base = decoders[BASE.name]
+        for name, filled in decoders.items():
+            rows.append(
+                [
+                    subset,
+                    str(len(filled)),
+                    name,
+                    share(filled, lambda of: of.passed is True).percent(),
+                    against(filled, base, lambda of: of.passed is True),
+                    share(filled, lambda of: of.exact).percent(),
+                ]
+            )
+    return table(["problems", "n", "decoder", "pass@1", "to the base's", "exact"], rows)
+
+
+def share(filled: Sequence[T], of: Callable[[T], bool]) -> Figure:
+    return ratio([of(one) for one in filled])
+
+
+def against(filled: Sequence[Filled], base: Sequence[Filled], of: Callable[[Filled], bool]) -> str:
+    """How often one has what another has, paired."""
+    figure = ratio([of(one) for one in filled], [of(one) for one in base])
+    return "" if filled is base or math.isnan(figure.value) else figure.number()
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How much would be shown, by what decides it."""
+
+    ways: Mapping[str, gate.Judged]
+    #: The decision of the product, and the one that it has to beat.
+    product: str
+    rule: str
+
+    @classmethod
+    def of(cls, results: Results) -> Shown:
+        base = [gate.Options.of(filled) for filled in results.decoders[BASE_BLOCK.name]]
+        ours = [gate.Options.of(filled) for filled in results.served]
+        ways = {
+            "base with its suffix block, running product": gate.judge(base, gate=False),
+            "base with its suffix block, gate": gate.judge(base, gate=True),
+            "ours, running product": gate.judge(ours, gate=False),
+            "ours, gate": gate.judge(ours, gate=True),
+        }
+        names = list(ways)
+        return cls(ways, names[-1], names[0])
+
+    def table(self) -> str:
+        rows = []
+        rule = self.ways[self.rule].saved
+        for name, judged in self.ways.items():
+            characters = [len(gap.filled.truth) for gap in judged.gaps]
+            shown, right = [size > 0 for size in judged.sizes], [saved > 0 for saved in judged.saved]
+            times = ratio(judged.saved, rule).number() if sum(rule) and name != self.rule else ""
+            precision = ratio(right, shown).percent() if any(shown) else ""
+            rows.append([name, ratio(shown).percent(), precision, ratio(judged.saved, characters).percent(), times])
+        return table(
+            ["what is shown", "gaps with text", "of these right", "characters saved", "to the first row"], rows
+        )
+
+    def calibration(self) -> str:
+        rows = [
+            [f"{weight:.0%}", f"{mean:.0%}", f"{right:.0%}"]
+            for weight, mean, right in gate.calibration(self.ways[self.product])
+        ]
+        return table(["cuts", "said to be right", "right"], rows)
+
+    def strata(self) -> tuple[str, list[str]]:
+        """The product's decision by how gaps were made and by language, and where it is mostly silent."""
+        judged = self.ways[self.product]
+        rows, silent = [], []
+        parts: list[tuple[str, Callable[[Filled], str]]] = [("made", lambda of: of.made), ("kind", lambda of: of.kind)]
+        for what, stratum in [*parts, ("language", lambda of: of.language)]:
+            for name in dict.fromkeys(sorted(stratum(gap.filled) for gap in judged.gaps)):
+                inside = [i for i, gap in enumerate(judged.gaps) if stratum(gap.filled) == name]
+                gaps, sizes = [judged.gaps[i] for i in inside], [judged.sizes[i] for i in inside]
+                of = gate.point(gaps, sizes)
+                whole = sum(gap.filled.exact for gap in gaps if len(gap.sizes)) / max(
+                    1, sum(len(gap.sizes) > 0 for gap in gaps)
+                )
+                precision = "" if math.isnan(of.precision) else f"{of.precision:.0%}"
+                rows.append(
+                    [f"{what} {name}", str(len(gaps)), f"{of.shown:.0%}", precision, f"{of.saved:.1%}", f"{whole:.0%}"]
+                )
+                if of.shown < SILENT:
+                    silent.append(f"{what} {name}")
+        header = ["gaps", "n", "with text", "of these right", "characters saved", "right if all were shown"]
+        return table(header, rows), silent
+
+    def plot(self) -> str:
+        lines = {
+            name: [(of.precision, of.saved) for of in judged.curve if of.shown > 0.01]
+            for name, judged in self.ways.items()
+        }
+        highest = max((y for points in lines.values() for _, y in points), default=0.0)
+        step = next(step for step in (0.01, 0.02, 0.05, 0.1, 0.25) if highest <= 5 * step or step == 0.25)
+        y_ticks = [step * i for i in range(math.ceil(highest / step - 1e-9) + 1)] if highest else [0.0, 0.01]
+        x_ticks = [i / 10 for i in range(11)]
+        return curves(lines, "shown texts that are right", "characters saved", x_ticks, y_ticks, mark=gate.PRECISION)
+
+
+def page(results: Results, shown: Shown) -> str:
+    count = len(results.served)
+    strata, silent = shown.strata()
+    quiet = ", ".join(silent) if silent else "nowhere"
+    parts = [
+        f"""# Quality
+
+Made by `python -m bench.quality --write`. Figures in brackets are 95% intervals, from a bootstrap of the gaps; ratios
+are of the same gaps.
+
+## Held-out gaps
+
+{count} gaps, drawn by seed {results.seed} from documents of packages that no training saw, about half of them Python.
+Each decoder is given what the product cuts out of the document around the cursor, and nothing of what stood there.
+*Exact*: the product's edit makes the document that was, trailing space aside. *Exact, of the model*: its own text
+does, at the end chosen for it. *Similarity*: 1 less the edit distance over the longer length. Times are of one run,
+decoder by decoder at each gap, with the context encoded before. The base is the model before our training, which
+knows no tokens for infilling: *suffix as text* puts the lines after the gap, then a blank line, above those before
+it. A decoder that is missing is one that the model cannot do.
+""",
+        of_decoders(results.decoders),
+        "By how the gap was made:\n",
+        of_strata(results.decoders, lambda of: of.made, list(KINDS)),
+        "By language:\n",
+        of_strata(results.decoders, lambda of: of.language),
+        """## Where a text ends
+
+Here the truth is written for the model, token by token, as long as it would not end before, and from its end on the
+model writes. *End right*: the text that is chosen is the truth. *In its own text*: of the texts above which are the
+truth, or begin with it, or are its beginning, those that are the truth.
+""",
+        of_ends(results.forced, results.decoders),
+        "## What it is made of\n",
+        of_variants(results.ablations),
+        "In other types:\n",
+        of_variants(results.types),
+    ]
+    if results.problems:
+        parts += [
+            """## HumanEval-Infilling
+
+Problems of Bavarian et al. (arXiv 2207.14255). *pass@1*: the function with the edit in it passes its tests. The cursor
+stands in the hole, at the start of an empty line where a line is missing.
+""",
+            of_problems(results.problems),
+        ]
+    parts += [
+        f"""## What is shown
+
+A text may be cut before it is shown. *Right*: the truth begins with what is shown. *Saved*: characters of right
+texts, of all characters of the gaps. The running product cuts a text where the product of its tokens' probabilities
+falls below a threshold; the gate (`infill_lsp/confidence.py`) takes the cut that promises most. Both are fitted on
+half of the packages to be right {gate.PRECISION:.0%} of the time, and judged on the other half.
+
+![Characters saved by precision](quality.svg)
+""",
+        shown.table(),
+        "What the gate says of its cuts, and what they are:\n",
+        shown.calibration(),
+        f"""Where it is silent. *Right if all were shown*: exact edits, of those that there are. Text is offered in less
+than {SILENT:.0%} of the gaps of: {quiet}.
+""",
+        strata,
+    ]
+    return "\n".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.quality", description=__doc__)
+    parser.add_argument("--gaps", type=int, default=GAPS)
+    parser.add_argument("--problems", type=int, help="of each set, drawn by the seed; 0: none (default: all)")
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--dtype", default=smollm.cpu_dtypes()[-1], help="type that the models are served in")
+    parser.add_argument("--corpus", type=Path, default=cache_dir() / "corpus", help="folder of `infill-engine corpus`")
+    parser.add_argument("--data", type=Path, default=humaneval.data_dir(), help="folder of data sets")
+    parser.add_argument("--cached", action="store_true", help="make the tables of the last run again")
+    parser.add_argument("--write", action="store_true", help="write the page, the plot and the gate, too")
+    arguments = parser.parse_args()
+    folder = cache_dir() / "bench" / "quality"
+    last = folder / "last.json"
+    try:
+        if not arguments.cached:
+            files = run(arguments)
+            last.write_text(json.dumps({"seed": arguments.seed, "files": files}), encoding="utf-8")
+        kept = json.loads(last.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError) as error:
+        raise SystemExit(str(error)) from None
+    results = read(kept["files"], folder, kept["seed"])
+    shown = Shown.of(results)
+    text = page(results, shown)
+    print(f"\n{text}")
+    if arguments.write:
+        PAGE.write_text(text, encoding="utf-8")
+        PLOT.write_text(shown.plot(), encoding="utf-8")
+        fitted = gate.final(shown.ways[shown.product].gaps)
+        FITTED.write_bytes(msgspec.json.format(msgspec.json.encode(fitted)) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

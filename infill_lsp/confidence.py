@@ -1,0 +1,131 @@
+"""How much of a candidate is worth showing: up to where it is right, as far as its probabilities say.
+
+A wrong suggestion costs a person more than none. So a text is not shown whole or not at all: of the places where it may
+be cut, the one is taken that promises the most right characters, among those that are right often enough.
+
+It knows candidates and kinds of gaps, neither the document nor the model. The weights are fitted by `bench.quality`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import exp, log, log1p
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+from infill_engine.protocol import Candidate
+
+from infill_lsp.core import Kind
+from infill_lsp.extraction import is_word
+
+#: The fitted weights, installed with the package.
+FITTED = Path(__file__).with_suffix(".json")
+
+#: What is known of a text cut at a place, in the order of `Cut.features`. `product` is that of the probabilities of
+#: the tokens up to there, as the logarithm of its odds; `product log`, `mean log`, `least log` and `first log` are
+#: the logarithms of the product, of their geometric mean, of the least and of the first; `end log` is that of the
+#: probability of END there, where it was scored; the sizes are logarithms, too.
+FEATURES = (
+    "one",
+    "product",
+    "product log",
+    "mean log",
+    "least log",
+    "first log",
+    "tokens",
+    "characters",
+    "lines",
+    "line end",
+    "whole",
+    "scored",
+    "end log",
+    *(f"kind {kind}" for kind in get_args(Kind)),
+)
+
+#: Probabilities nearer to 0 or 1 than this say no more than this.
+_LEAST = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A place to cut a candidate: behind a token, and not inside a word."""
+
+    #: Code points of the text that stay.
+    offset: int
+    #: One number for each of `FEATURES`.
+    features: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Fitted weights, by feature, and how likely a text has to be right to be shown."""
+
+    weights: Mapping[str, float]
+    threshold: float
+
+    def confidence(self, cut: Cut) -> float:
+        """The probability that the text up to the cut is what belongs there, as far as it goes."""
+        score = sum(self.weights[name] * value for name, value in zip(FEATURES, cut.features, strict=True))
+        return 1 / (1 + exp(-max(-50.0, min(50.0, score))))
+
+    def worth(self, candidate: Candidate, kind: Kind) -> int:
+        """How many code points of the candidate's text to show; 0: nothing."""
+        options = cuts(candidate, kind)
+        return best([(cut.offset, self.confidence(cut)) for cut in options], self.threshold)
+
+
+def best(options: Sequence[tuple[int, float]], threshold: float) -> int:
+    """Of pairs (code points, probability), the code points with the most right ones expected, among those probable
+    enough; 0 where there is none."""
+    enough = [(size * p, size) for size, p in options if p >= threshold]
+    return max(enough)[1] if enough else 0
+
+
+def cuts(candidate: Candidate, kind: Kind) -> list[Cut]:
+    """Where the candidate's text may be cut, in order; the last is its end, if its tokens reach there."""
+    text = candidate.text
+    end_probs = {end.offset: end.end_prob for end in candidate.ends}
+    found: list[Cut] = []
+    total, least, first = 0.0, 0.0, 0.0
+    for count, (prob, offset) in enumerate(zip(candidate.probs, candidate.offsets, strict=True), 1):
+        if offset > len(text):
+            break
+        step = log(max(prob, _LEAST))
+        total, least = total + step, min(least, step)
+        first = step if count == 1 else first
+        if is_word(text[offset - 1 : offset]) and is_word(text[offset : offset + 1]):
+            continue
+        if not text[:offset].strip():
+            continue
+        if found and found[-1].offset == offset:  # several tokens of one character
+            found.pop()
+        product = min(max(exp(total), _LEAST), 1 - _LEAST)
+        end_prob = end_probs.get(offset)
+        whole = offset == len(text)
+        features = (
+            1.0,
+            log(product / (1 - product)),
+            max(total, log(_LEAST)),
+            total / count,
+            least,
+            first,
+            log1p(count),
+            log1p(offset),
+            log1p(text.count("\n", 0, offset)),
+            float(whole or text[offset] == "\n"),
+            float(whole),
+            float(end_prob is not None),
+            0.0 if end_prob is None else log(max(end_prob, _LEAST)),
+            *(float(kind == of) for of in get_args(Kind)),
+        )
+        found.append(Cut(offset, features))
+    return found
+
+
+@cache
+def fitted(path: Path = FITTED) -> Gate:
+    """The gate that is installed with the package. Raises `OSError` and `msgspec.MsgspecError` for a broken package."""
+    return msgspec.json.decode(path.read_bytes(), type=Gate)
