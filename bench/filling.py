@@ -136,10 +136,13 @@ class Model:
     """Loaded weights, and what tells them from others."""
 
     engine: Engine
+    #: Of torch, which loading the model has chosen for all of the process.
+    threads: int = 1
 
     @classmethod
     def load(cls, config: EngineConfig) -> Model:
-        return cls(models.load(config, lambda message, progress: None))
+        engine = models.load(config, lambda message, progress: None)
+        return cls(engine, torch.get_num_threads())
 
     @property
     def codec(self) -> Codec:
@@ -245,10 +248,11 @@ def without_suffix(case: Case, model: Model) -> InfillRequest:
 
 
 def suffix_as_text(case: Case, model: Model) -> InfillRequest:
-    """The text after the gap as plain text above the text before it: `{tail}{suffix}\\n\\n{prefix}{head}`.
+    """The text after the gap as plain text above the text before it, one causal stream: the tail and suffix, a blank
+    line, the prefix and head. The model has no tokens that say what it is.
 
-    One causal stream. The model has no tokens that say what it is. Of the suffix it gets the lines that fit into the product's block; of
-    the prefix those that fit beside them into the product's prefix.
+    Of the suffix it gets the lines that fit into the product's block; of the prefix those that fit beside them into the
+    product's prefix.
     """
     request, config, size = with_suffix(case, model), model.engine._config, model.tokenizer.encode_segment
     after, room = "", config.suffix_tokens
@@ -361,6 +365,7 @@ class Runner:
         model = self.model(row.model)
         engine, forced = self._decoder(row)
         request = row.ask(case, model)
+        torch.set_num_threads(model.threads)
         if forced:
             forced.begin(_tokens(case.truth, request, engine._tokenizer))
         complete(engine.prime(request))

@@ -1,0 +1,95 @@
+"""How much of a candidate is worth showing."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from infill_engine.protocol import Candidate, End
+
+from infill_lsp.confidence import FEATURES, FITTED, Gate, best, cuts, fitted
+
+TOKENS = st.lists(st.tuples(st.text("ab_ (\n", min_size=1, max_size=4), st.floats(0, 1)), max_size=12)
+
+
+def candidate(tokens: list[tuple[str, float]], ends: tuple[End, ...] = ()) -> Candidate:
+    text, offsets = "", []
+    for token, _ in tokens:
+        text += token
+        offsets.append(len(text))
+    return Candidate(text, tuple(prob for _, prob in tokens), tuple(offsets), ends)
+
+
+def gate(threshold: float, **weights: float) -> Gate:
+    return Gate(dict.fromkeys(FEATURES, 0.0) | weights, threshold)
+
+
+@given(TOKENS)
+def test_texts_are_cut_in_order_between_words_and_never_to_nothing(tokens):
+    of = candidate(tokens)
+    offsets = [cut.offset for cut in cuts(of, "rest")]
+    assert offsets == sorted(set(offsets))
+    for offset in offsets:
+        assert of.text[:offset].strip()
+        around = of.text[offset - 1 : offset + 1]
+        assert len(around) < 2 or not all(c.isalnum() or c == "_" for c in around)
+    if of.text.strip():
+        assert offsets[-1] == len(of.text)
+
+
+def test_a_cut_knows_what_stands_before_it():
+    found = cuts(candidate([("a", 0.5), (" =", 0.5), ("\n b", 0.1)], (End(3, -1.0, 0.25), End(6, None, 0.5))), "lines")
+    features = [dict(zip(FEATURES, cut.features, strict=True)) for cut in found]
+    assert [cut.offset for cut in found] == [1, 3, 6]
+    assert [of["product"] for of in features][:2] == pytest.approx([0.0, -1.0986], abs=1e-4)
+    assert [of["line end"] for of in features] == [0, 1, 1]
+    assert [of["whole"] for of in features] == [0, 0, 1]
+    assert [of["scored"] for of in features] == [0, 1, 1]
+    assert [of["kind lines"] for of in features] == [1, 1, 1]
+    assert features[1]["end log"] == pytest.approx(-1.3863, abs=1e-4)
+
+
+@given(TOKENS)
+def test_what_follows_says_nothing_of_a_text_but_where_it_ends(tokens):
+    """Else a text would be judged by more than what is shown of it."""
+    own = [FEATURES.index(name) for name in FEATURES if name not in ("line end", "whole")]
+    whole = cuts(candidate([*tokens, (" ", 0.3)]), "rest")
+    for cut in cuts(candidate(tokens), "rest"):
+        (same,) = (other for other in whole if other.offset == cut.offset)
+        assert [cut.features[i] for i in own] == [same.features[i] for i in own]
+
+
+def test_the_cut_with_the_most_right_characters_is_taken_of_those_that_are_sure_enough():
+    options = [(2, 0.9), (5, 0.8), (40, 0.3)]
+    assert best(options, 0.85) == 2
+    assert best(options, 0.7) == 5
+    assert best(options, 0.2) == 40
+    assert best(options, 0.95) == 0
+    assert best([], 0.5) == 0
+
+
+def test_a_gate_shows_the_sure_beginning_of_a_text_or_nothing():
+    of = candidate([("self", 0.99), (".name", 0.95), (" or", 0.2), (" x", 0.2)])
+    assert gate(0.6, product=1.0).worth(of, "rest") == len("self.name")
+    assert gate(0.999, product=1.0).worth(of, "rest") == 0
+    assert gate(0.01, product=1.0).worth(Candidate(""), "rest") == 0
+    assert gate(0.6, product=1.0).worth(candidate([("\n", 0.9)]), "lines") == 0
+
+
+def test_broken_probabilities_break_nothing():
+    of = candidate([("a", 0.0), ("(", 1.0)])
+    for cut in cuts(of, "rest"):
+        assert 0 <= gate(0.5, product=1e9).confidence(cut) <= 1
+
+
+def test_the_installed_weights_are_those_of_the_features():
+    if not FITTED.exists():
+        pytest.skip("no gate was fitted")
+    of = fitted()
+    assert tuple(of.weights) == FEATURES
+    assert 0 < of.threshold < 1
+    for a, b in pairwise([0.1, 0.5, 0.9, 0.999]):
+        low, high = (cuts(candidate([("x", prob), (" y", prob)]), "rest")[-1] for prob in (a, b))
+        assert of.confidence(low) < of.confidence(high)
