@@ -24,8 +24,8 @@ def load(config: EngineConfig, report: Report) -> Engine:
     Raises `ModelError` with one line that says what to do.
     """
     name, _, argument = config.model.partition(":")
-    if name == "embedded" and not argument:
-        return _embedded(config, report)
+    if name == "embedded":
+        return _embedded(config, argument, report)
     if name == "fake" and argument:
         return _fake(config, Path(argument))
     raise ModelError(f'there is no model {config.model!r}: set `infill.model` to "embedded"')
@@ -52,8 +52,13 @@ def _device(wanted: str) -> str:
     return wanted
 
 
-def _embedded(config: EngineConfig, report: Report) -> Engine:
-    from infill_engine import cuda, smollm, weights
+#: Asks for the embedded model's base as it is, without an adapter.
+BASE = "base"
+
+
+def _embedded(config: EngineConfig, which: str, report: Report) -> Engine:
+    """which: "" for the adapter that is installed with the engine, `BASE`, or the path of another adapter."""
+    from infill_engine import adapter, cuda, smollm, weights
     from infill_engine.serving import choose
     from infill_engine.tokenizer import LineTokenizer
 
@@ -64,12 +69,17 @@ def _embedded(config: EngineConfig, report: Report) -> Engine:
         raise ModelError(str(error)) from None
     report("reading the weights", None)
     prepared = cache_dir() / "prepared"
-    tensors, codec = weights.load(path, prepared / f"{path.stem}.safetensors")
+    trained = None if which == BASE else Path(which) if which else adapter.EMBEDDED
+    trained = trained if trained and trained.exists() else None
+    name = f"{path.stem}.{adapter.digest(trained)}" if which and trained else ".".join(filter(None, (path.stem, which)))
+    tensors, codec = weights.load(path, prepared / f"{name}.safetensors", trained)
     threads = config.threads or min(physical_cores(), MOST_THREADS)
     torch.set_num_threads(threads)
 
     def build(dtype: str) -> smollm.SmolDenoiser:
-        return smollm.SmolDenoiser(tensors, dtype, device, cache_bytes=config.cache_mb << 20, threads=threads)
+        memory = config.cache_mb << 20
+        masks = smollm.MASKS if trained else 0
+        return smollm.SmolDenoiser(tensors, dtype, device, cache_bytes=memory, threads=threads, masks=masks)
 
     dtype = smollm.serving_dtype(config.dtype, device)
     if dtype == "auto":

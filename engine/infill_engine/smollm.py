@@ -66,6 +66,9 @@ SPECIALS = 17
 #: the untrained base from 1.981 to 1.972; training moves both by less than 0.1.
 BLOCK_GATE, RIGHT_GATE = 1.0, -1.0
 
+#: Masks in a group that serving feeds where the weights were trained for them.
+MASKS = 2
+
 #: Layers that one step of encoding runs: between two, more urgent work may go first.
 GROUP = 10
 
@@ -192,21 +195,15 @@ def quantised(weights: Mapping[str, Tensor], shape: Shape = SMOLLM2) -> dict[str
         parts[f"{name}_scale"] = torch.from_numpy(np.stack([weight.scale for weight in rounded]))
     for name, member in {"attention_norm": "attn_norm", "ffn_norm": "ffn_norm"}.items():
         parts[name] = torch.stack(list(layers(member)))
-    head = Int8Weight.of(_embedding(weights))
+    embedding = weights["token_embd.weight"].float()
+    head = Int8Weight.of(embedding)
     parts["head"], parts["head_scale"] = torch.from_numpy(head.values), torch.from_numpy(head.scale)
-    parts["rows"] = _embedding(weights).half()
+    parts["rows"] = embedding.half()
     return {f"{INT8}{name}": tensor for name, tensor in parts.items()}
 
 
 #: Begins the names of the tensors that `quantised` makes.
 INT8 = "int8."
-
-
-def _embedding(weights: Mapping[str, Tensor]) -> Tensor:
-    """fp32. Until END is trained it is the base's own end of text, which the base puts where a file is over."""
-    embedding = weights["token_embd.weight"].to(torch.float32, copy=True)
-    embedding[END_ID] = embedding[SINK_ID]
-    return embedding
 
 
 class _KV:
@@ -259,7 +256,7 @@ class _State:
 
 
 class SmolDenoiser:
-    """`Denoiser` of the embedded model, untrained for masks: known tokens predict their right neighbour."""
+    """`Denoiser` of the embedded model: known tokens predict their right neighbour, masks what stands behind theirs."""
 
     def __init__(
         self,
@@ -269,14 +266,17 @@ class SmolDenoiser:
         shape: Shape = SMOLLM2,
         cache_bytes: int = 512 << 20,
         threads: int = 1,
+        masks: int = 0,
     ) -> None:
         """weights: by their GGUF names, any floating type, q and k rows in half-split order, for int8 with what
         `quantised` makes of them; dtype: fp32, bf16, int8 or fp8; cache_bytes: memory for the keys and values of all
-        contexts and canvases; threads: of one pass in int8 (the others use torch's)."""
+        contexts and canvases; threads: of one pass in int8 (the others use torch's); masks: to feed in a group, 0 for
+        weights that were not trained for them."""
         self._device = torch.device(device)
         floating = torch.bfloat16 if dtype in ("bf16", "fp8") else torch.float32
         on_gpu = self._device.type == "cuda"
-        self.facts = Facts(MASK_ID, END_ID, SINK_ID, lookahead=0, left=(4, 20), steps=GPU_STEPS if on_gpu else 1)
+        steps = GPU_STEPS if on_gpu else 1
+        self.facts = Facts(MASK_ID, END_ID, SINK_ID, lookahead=masks, left=(4, 20), steps=steps)
         rope = Rope(shape.head_size, shape.rope_base, self._device, GPU_POSITIONS if on_gpu else 2048)
         banned = torch.zeros(shape.vocab, dtype=torch.bool)
         banned[:SPECIALS] = True
@@ -295,7 +295,7 @@ class SmolDenoiser:
             self.head = Head(rows, banned=banned, project=cpu.Int8Head(head, shape.vocab, team))
         else:
             stack = _DenseStack(weights, shape, floating, self._device, _products(dtype, floating, self._device))
-            self.head = Head(_embedding(weights).to(self._device, floating), banned=banned)
+            self.head = Head(weights["token_embd.weight"].to(self._device, floating), banned=banned)
         kept = torch.float16 if dtype == "int8" else floating
         sizes = (shape.layers, shape.kv_heads, shape.head_size)
         page_bytes = 2 * math.prod(sizes) * PAGE * kept.itemsize

@@ -182,9 +182,9 @@ class Trainee(torch.nn.Module):
                     tensors[key] = tensor
         return tensors
 
-    def forward(self, window: Window) -> tuple[Tensor, Tensor, list[int]]:
-        """Rows [T, width] of all canvas tokens that predict something, final norm applied; their index among all
-        canvas tokens, int64 [T]; and where each row's tokens begin."""
+    def forward(self, window: Window) -> tuple[Tensor, Tensor]:
+        """Rows [T, width] of all canvas tokens that predict something, final norm applied, and their index among all
+        canvas tokens, int64 [T]."""
         starts = [0]
         for row in window.rows:
             starts.append(starts[-1] + len(row.tokens))
@@ -199,11 +199,11 @@ class Trainee(torch.nn.Module):
             x = x + self._ffn(x, layer)
         targets = torch.tensor([t for row in window.rows for t in row.targets], device=self.device)
         predicting = torch.nonzero(targets >= 0)[:, 0]
-        return self._normed(x[predicting], self._norm), predicting, starts
+        return self._normed(x[predicting], self._norm), predicting
 
-    def loss(self, window: Window, predicted: tuple[Tensor, Tensor, list[int]], part: int = 256) -> Loss:
+    def loss(self, window: Window, predicted: tuple[Tensor, Tensor], part: int = 256) -> Loss:
         """The losses of what `forward` gave, with the gradient of their weighted sum by its rows."""
-        hidden, index, starts = predicted
+        hidden, index = predicted
         flat = [(r, i) for r, row in enumerate(window.rows) for i in range(len(row.tokens))]
         rows = [flat[i] for i in index.tolist()]
         targets = torch.tensor([window.rows[r].targets[i] for r, i in rows], device=self.device)
@@ -234,8 +234,8 @@ class Trainee(torch.nn.Module):
                 grad[span] = (p.to(self.dtype) @ self._head).float() + of_end[:, None] * self.end_row
         ahead = torch.tensor([window.rows[r].ahead[i] for r, i in rows])
         first_rows = torch.tensor([i == _first(window.rows[r]) for r, i in rows])
-        facts = (torch.cat(v).cpu() for v in (nats, right, stop))
-        return Loss(*facts, targets.cpu(), ahead, first_rows, weights.cpu(), grad, end_grad)
+        said = torch.cat(nats).cpu(), torch.cat(right).cpu(), torch.cat(stop).cpu()
+        return Loss(*said, targets.cpu(), ahead, first_rows, grad, end_grad)
 
     def learn(self, window: Window, scale: float) -> Loss:
         """Adds the gradients of one window, times `scale`, to the parameters'."""
@@ -271,9 +271,10 @@ class Trainee(torch.nn.Module):
         return self._product(F.silu(gate) * up, layer, "ffn_down").float()
 
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [..., 1, head size / 2] of positions [...]."""
-        angles = positions[..., None].double() * self._frequency
-        return angles.cos().float()[..., None, :], angles.sin().float()[..., None, :]
+        """Factors [..., 1, head size] for `_rotated` of positions [...]."""
+        angles = (positions[..., None].double() * self._frequency)[..., None, :]
+        cos, sin = angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+        return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
 
     @torch.no_grad()
     def _contexts(self, window: Window) -> tuple[list[_KV], list[_KV], list[_KV]]:
@@ -297,7 +298,7 @@ class Trainee(torch.nn.Module):
             qkv, attended = self._qkv(x, layer), []
             for which, (first, count, size, rotation, causal) in enumerate(places):
                 own = qkv[first : first + count * size].view(count, size, -1, self.shape.head_size)
-                qk = _rotated(own[:, :, : heads + kv_heads], rotation, self.dtype)
+                qk = _rotated(own[:, :, : heads + kv_heads], rotation)
                 keys = qk[:, :, heads:].transpose(1, 2)
                 values = own[:, :, heads + kv_heads :].transpose(1, 2)
                 scores = _grouped(qk[:, :, :heads], kv_heads) @ keys.transpose(-1, -2)
@@ -374,7 +375,7 @@ class Trainee(torch.nn.Module):
         for chunk in chunks:
             own = qkv[chunk.gather]
             length = own.shape[1]
-            qk = _rotated(own[:, :, : heads + kv_heads], chunk.absolute, self.dtype)
+            qk = _rotated(own[:, :, : heads + kv_heads], chunk.absolute)
             q, keys = _grouped(qk[:, :, :heads], kv_heads), qk[:, :, heads:].transpose(1, 2)
             values = own[:, :, heads + kv_heads :].transpose(1, 2)
             seen = [_KV(stream.keys[:, :, : chunk.prefix], stream.values[:, :, : chunk.prefix])]
@@ -384,13 +385,13 @@ class Trainee(torch.nn.Module):
                 (snippet, chunk.in_snippet, chunk.snippet_bias),
             ):
                 if kv is not None:
-                    turned = _grouped(_rotated(own[:, :, :heads], rotation, self.dtype), kv_heads)
+                    turned = _grouped(_rotated(own[:, :, :heads], rotation), kv_heads)
                     scores.append(turned @ kv.keys.transpose(-1, -2) + bias)
                     seen.append(kv)
             scores.append(q @ keys.transpose(-1, -2) + chunk.own_bias)
             seen.append(_KV(keys, values))
             weights = torch.cat(scores, -1).softmax(-1)
-            parts = weights.split([score.shape[-1] for score in scores], -1)
+            parts = torch.split(weights, [score.shape[-1] for score in scores], -1)
             out = parts[0] @ seen[0].values
             for part, kv in zip(parts[1:], seen[1:], strict=True):
                 out = out + part @ kv.values
@@ -411,7 +412,6 @@ class Loss(NamedTuple):
     #: int64 [T]: 0 for known tokens, j for the j-th mask of a group; bool [T]: whether it is the gap's first token.
     ahead: Tensor
     first: Tensor
-    weights: Tensor
     #: Of the weighted sum by the rows [T, width] and by END's row [width], on their device.
     grad: Tensor
     end_grad: Tensor
@@ -441,11 +441,10 @@ def _sight(row: Row) -> Tensor:
     return sight
 
 
-def _rotated(x: Tensor, rotation: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
-    """x [..., heads, head size], turned by its position in halves."""
+def _rotated(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """x [..., heads, head size], turned by its position in halves: x cos + (-x2, x1) sin, the sign in the table."""
     cos, sin = rotation
-    first, second = x.float().chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(dtype)
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
 def _grouped(q: Tensor, kv_heads: int) -> Tensor:

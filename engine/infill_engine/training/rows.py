@@ -49,9 +49,11 @@ class WindowRecord(msgspec.Struct, frozen=True):
 class Mix:
     """What rows are made of. Shares are probabilities."""
 
-    #: Of gaps that see no suffix; of those that see the whole block that serving affords.
+    #: Of gaps that see no suffix; of windows whose gaps see a block as long as serving affords. In the others it has
+    #: `suffix` tokens at most, but as many in all gaps of a window: blocks are padded to the longest.
     no_suffix: float = 0.06
-    whole_suffix: float = 0.2
+    whole_suffix: float = 0.15
+    suffix: tuple[int, int] = (8, 64)
     #: Of windows whose snippet is used, where they have one.
     snippet: float = 0.8
     #: Of gaps whose block stands farther away, as behind a longer prefix.
@@ -87,7 +89,8 @@ def window(
     snippet: list[int] = []
     if record.snippet and (still or chance.random() < mix.snippet):
         snippet = [SINK_ID, *tokenizer.encode(record.snippet)[:SNIPPET]]
-    made = (_row(record.text, gap, stream, tokenizer, chance, mix, still, bool(snippet)) for gap in record.gaps)
+    suffix = SUFFIX if still or chance.random() < mix.whole_suffix else chance.randint(*mix.suffix)
+    made = (_row(record.text, gap, stream, tokenizer, chance, mix, still, bool(snippet), suffix) for gap in record.gaps)
     rows = [row for row in made if row is not None]
     return Window(stream, snippet, _shared(rows, mix)) if rows else None
 
@@ -101,6 +104,7 @@ def _row(
     mix: Mix,
     still: bool,
     snippet: bool,
+    suffix: int,
 ) -> Row | None:
     """None for a gap whose text before it is not the beginning of the window's tokens, or that is too long."""
     segments = tokenizer.segments(text[: gap.start])
@@ -116,7 +120,8 @@ def _row(
     if len(middle) > mix.middle:
         return None
     left = _left(size, len(head.tokens), chance, still)
-    block = _block(text[gap.end :], tokenizer, chance, mix, still)
+    blind = not still and chance.random() < mix.no_suffix
+    block = [] if blind else _block(text[gap.end :], tokenizer, suffix)
     origin, known = size - left, left + len(middle)
     tokens, positions = [*before[origin:], *middle], list(range(origin, size + len(middle)))
     answers = [*middle, END_ID]
@@ -157,12 +162,10 @@ def _left(size: int, head: int, chance: random.Random, still: bool) -> int:
     return min(size - 1, chance.randint(least, most))
 
 
-def _block(text: str, tokenizer: LineTokenizer, chance: random.Random, mix: Mix, still: bool) -> list[int]:
-    """The text after the gap as a block; [] for none."""
-    draw = chance.random()
-    if not text.strip() or (draw < mix.no_suffix and not still):
+def _block(text: str, tokenizer: LineTokenizer, most: int) -> list[int]:
+    """The first `most` tokens of the text after the gap as a block; [] where only space follows."""
+    if not text.strip():
         return []
-    most = SUFFIX if still or draw < mix.no_suffix + mix.whole_suffix else chance.randint(8, SUFFIX)
     tokens: list[int] = []
     for segment in tokenizer.segments(text):
         tokens += tokenizer.encode_segment(segment)

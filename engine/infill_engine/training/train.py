@@ -47,10 +47,10 @@ class TrainConfig:
     row_lr: float = 2e-3
     warmup_steps: int = 40
     #: Windows a step.
-    windows: int = 2
+    windows: int = 1
     clip: float = 1.0
     #: How much of the average of the parameters stays in a step.
-    average: float = 0.998
+    average: float = 0.996
     seed: int = 1
     #: Windows of the held-out file that are measured, and how often.
     measured: int = 40
@@ -85,7 +85,8 @@ class _Progress:
 
 
 class Run:
-    """A training run in a folder, which holds its checkpoint, its log and the adapter so far."""
+    """A training run in a folder, which holds its checkpoint, its log and the adapter so far. A run that is given more
+    time than it had goes on from before its decay."""
 
     def __init__(
         self,
@@ -118,6 +119,8 @@ class Run:
         self._average = {n: p.detach().clone() for n, p in self._learning.items()}
         self._progress = _Progress()
         self._stopped = False
+        #: The learning rate of the last step, as a share of the full one.
+        self._rate = 0.0
         folder.mkdir(parents=True, exist_ok=True)
         if self._checkpoint.exists():
             self._restore()
@@ -140,6 +143,8 @@ class Run:
         told, recent = 0.0, _Recent()
         while progress.seconds < config.minutes * 60 and not self._stopped:
             began = time.monotonic()
+            if self._rate == 1.0 and config.rate(progress.step, progress.seconds / 60) < 1.0:
+                self._save(self._stable)
             recent.add(self._step())
             progress.seconds += time.monotonic() - began
             if progress.seconds - told >= 60 or progress.step == 1:
@@ -161,9 +166,8 @@ class Run:
         config, progress, losses = self._config, self._progress, []
         for i in range(config.windows):
             index = progress.step * config.windows + i
-            epoch, at = divmod(index, len(self._windows))
             chance = random.Random(f"{config.seed} {index}")
-            made = self._made(self._windows[at], chance)
+            made = self._made(self._windows[index % len(self._windows)], chance)
             if made is None:
                 continue
             losses.append(self._trainee.learn(made, 1.0 / config.windows))
@@ -211,19 +215,28 @@ class Run:
     def _checkpoint(self) -> Path:
         return self._folder / "checkpoint.pt"
 
-    def _save(self) -> None:
-        part = self._checkpoint.with_suffix(".part")
+    @property
+    def _stable(self) -> Path:
+        """The checkpoint of when the decay began."""
+        return self._folder / "stable.pt"
+
+    def _save(self, path: Path | None = None) -> None:
+        path = path or self._checkpoint
+        part = path.with_suffix(".part")
         state = {
+            "minutes": self._config.minutes,
             "progress": asdict(self._progress),
             "parameters": {n: p.detach() for n, p in self._learning.items()},
             "average": self._average,
             "optimizer": self._optimizer.state_dict(),
         }
         torch.save(state, part)
-        part.replace(self._checkpoint)
+        part.replace(path)
 
     def _restore(self) -> None:
         state = torch.load(self._checkpoint, map_location=self._trainee.device, weights_only=True)
+        if self._config.minutes > state["minutes"] and self._stable.exists():
+            state = torch.load(self._stable, map_location=self._trainee.device, weights_only=True)
         self._put(state["parameters"])
         self._average = state["average"]
         self._optimizer.load_state_dict(state["optimizer"])
