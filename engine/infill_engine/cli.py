@@ -1,4 +1,4 @@
-"""The command `infill-engine`: serve, status, top, stop, fetch, corpus. Words for people and exit codes, no more.
+"""The command `infill-engine`: serve, status, top, stop, fetch, corpus, train. Words and exit codes, no more.
 
 Exit codes: 0 done, 1 a fault (one line on stderr), 2 wrong usage.
 """
@@ -21,6 +21,7 @@ from rich.table import Table
 
 from infill_engine import process
 from infill_engine.config import EngineConfig
+from infill_engine.core import ModelError
 from infill_engine.fetch import FetchError, Report, ensure_weights
 from infill_engine.protocol import cache_dir
 
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return int(options.run(options))
-    except (FetchError, process.EngineError, OSError) as error:
+    except (FetchError, ModelError, process.EngineError, OSError) as error:
         return _fail(str(error), 1)
     except ValueError as error:
         return _fail(str(error), 2)
@@ -91,6 +92,19 @@ def _parser() -> argparse.ArgumentParser:
     corpus.add_argument("--out", type=Path, metavar="DIR", help=f"where to build (default: {cache_dir() / 'corpus'})")
     corpus.add_argument("--dry-run", action="store_true", help="check the manifest and list what would be fetched")
     corpus.set_defaults(run=_corpus)
+    train = commands.add_parser("train", help="train an adapter of the embedded model; run again to go on")
+    train.add_argument("--gaps", type=Path, required=True, metavar="FILE", help="to learn from: see `infill-lsp gaps`")
+    train.add_argument("--held", type=Path, required=True, metavar="FILE", help="to measure with: those held out")
+    train.add_argument("--out", type=Path, required=True, metavar="DIR", help="for checkpoints, the log, the adapter")
+    train.add_argument("--minutes", type=float, required=True, help="of training in all, over all starts")
+    train.add_argument("--decay", type=float, default=0.0, metavar="MINUTES", help="at the end, with a falling rate")
+    train.add_argument("--rank", type=int, default=32, help="of the updates (default: %(default)s)")
+    train.add_argument("--lr", type=float, default=1e-3, help="the learning rate (default: %(default)s)")
+    train.add_argument("--windows", type=int, default=1, help="a step (default: %(default)s)")
+    train.add_argument("--seed", type=int, default=1, help="of all that is drawn (default: %(default)s)")
+    train.add_argument("--device", default="auto", help="auto, cpu, cuda, ... (default: %(default)s)")
+    train.add_argument("--threads", type=int, default=0, help="CPU threads; 0: one a core")
+    train.set_defaults(run=_train)
     return parser
 
 
@@ -195,6 +209,23 @@ def _corpus(options: argparse.Namespace) -> int:
     for row in rows:
         table.add_row(*row)
     Console(highlight=False, markup=False).print(table)
+    return 0
+
+
+def _train(options: argparse.Namespace) -> int:
+    from infill_engine.training import train
+
+    with _reporting() as report:
+        path = ensure_weights(report)
+    config = train.TrainConfig(
+        minutes=options.minutes,
+        decay_minutes=options.decay,
+        rank=options.rank,
+        lr=options.lr,
+        windows=options.windows,
+        seed=options.seed,
+    )
+    train.run(path, options.gaps, options.held, options.out, config, options.device, options.threads)
     return 0
 
 

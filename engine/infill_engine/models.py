@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from infill_engine import adapter
 from infill_engine.config import EngineConfig
 from infill_engine.core import ModelError
 from infill_engine.engine import Engine
@@ -41,7 +42,7 @@ def physical_cores() -> int:
     return max(1, len(siblings))
 
 
-def _device(wanted: str) -> str:
+def device(wanted: str) -> str:
     """The device to serve on. Raises `ModelError` for one that this machine does not have."""
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else range(0)
     devices = ["cpu", *(["cuda"] if gpus else []), *(f"cuda:{i}" for i in gpus)]
@@ -56,45 +57,51 @@ def _device(wanted: str) -> str:
 BASE = "base"
 
 
+def prepared(path: Path, which: str) -> Path:
+    """The prepared file of the embedded model's weights; which: as in `embedded:WHICH`."""
+    named = which if which in ("", BASE) else adapter.digest(Path(which))
+    return cache_dir() / "prepared" / ".".join(filter(None, (path.stem, named, "safetensors")))
+
+
 def _embedded(config: EngineConfig, which: str, report: Report) -> Engine:
     """which: "" for the adapter that is installed with the engine, `BASE`, or the path of another adapter."""
-    from infill_engine import adapter, cuda, smollm, weights
+    from infill_engine import cuda, smollm, weights
     from infill_engine.serving import choose
     from infill_engine.tokenizer import LineTokenizer
 
-    device = _device(config.device)
+    on = device(config.device)
     try:
         path = ensure_weights(report)
     except FetchError as error:
         raise ModelError(str(error)) from None
     report("reading the weights", None)
-    prepared = cache_dir() / "prepared"
     trained = None if which == BASE else Path(which) if which else adapter.EMBEDDED
-    trained = trained if trained and trained.exists() else None
-    name = f"{path.stem}.{adapter.digest(trained)}" if which and trained else ".".join(filter(None, (path.stem, which)))
-    tensors, codec = weights.load(path, prepared / f"{name}.safetensors", trained)
+    if trained == adapter.EMBEDDED and not trained.exists():
+        trained = None
+    kept = prepared(path, which)
+    tensors, codec = weights.load(path, kept, trained)
     threads = config.threads or min(physical_cores(), MOST_THREADS)
     torch.set_num_threads(threads)
 
     def build(dtype: str) -> smollm.SmolDenoiser:
         memory = config.cache_mb << 20
         masks = smollm.MASKS if trained else 0
-        return smollm.SmolDenoiser(tensors, dtype, device, cache_bytes=memory, threads=threads, masks=masks)
+        return smollm.SmolDenoiser(tensors, dtype, on, cache_bytes=memory, threads=threads, masks=masks)
 
-    dtype = smollm.serving_dtype(config.dtype, device)
+    dtype = smollm.serving_dtype(config.dtype, on)
     if dtype == "auto":
         report("measuring what is fastest on this machine (once)", None)
         tokens = [smollm.SINK_ID, *LineTokenizer(codec).encode(Path(__file__).read_text(encoding="utf-8"))]
         dtypes = smollm.cpu_dtypes()
-        dtype, _ = choose(dtypes, build, tokens, f"{path.name} {threads}", prepared / "serving.json")
+        dtype, _ = choose(dtypes, build, tokens, f"{path.name} {threads}", kept.with_name("serving.json"))
     if dtype == "int8":
         torch.set_num_threads(1)  # its kernels have a team of their own; what torch has left to do is small
     denoiser = build(dtype)
-    if device != "cpu":
+    if on != "cpu":
         report("preparing the GPU", None)
-        cuda.in_front(torch.device(device))  # for this thread, which is the engine's
+        cuda.in_front(torch.device(on))  # for this thread, which is the engine's
         denoiser.prepare()
-    engine = Engine(config.model, denoiser, codec, config, device=device, dtype=dtype)
+    engine = Engine(config.model, denoiser, codec, config, device=on, dtype=dtype)
     report("preparing the kernels", None)
     engine.warm_up()
     return engine

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infill_engine import adapter
-from infill_engine.smollm import END_ID
+from infill_engine import adapter, models, weights
+from infill_engine.smollm import END_ID, INT8
 from infill_engine.tokenizer import LineTokenizer
 from infill_engine.training.model import Loss, Trainee, Window
 from infill_engine.training.rows import Mix, WindowRecord, records, window
@@ -304,12 +304,31 @@ def _first(windows: Iterator[WindowRecord], count: int) -> Iterator[WindowRecord
         yield one
 
 
-def base(path: Path, prepared: Path) -> tuple[dict[str, Tensor], LineTokenizer]:
-    """The base's weights, fp32, and its tokenizer. Raises `ModelError`."""
-    from infill_engine import weights
+def run(
+    weights_file: Path,
+    gaps: Path,
+    held: Path,
+    folder: Path,
+    config: TrainConfig,
+    device: str = "auto",
+    threads: int = 0,
+) -> None:
+    """Trains in `folder`, or goes on where a run there was ended. Prints what happens, a line a minute.
 
-    tensors, codec = weights.load(path, prepared)
-    return {n: t.float() for n, t in tensors.items() if not n.startswith("int8.")}, LineTokenizer(codec)
+    Raises `ModelError` for a device that is not there, `ValueError` or `OSError` for files of gaps that are none.
+    """
+    device = models.device(device)
+    keep_freed_memory()
+    torch.set_num_threads(threads or models.physical_cores())
+    tensors, tokenizer = base(base_file)
+    trainee = Trainee(tensors, config.rank, config.seed, device, last=config.last_layers)
+    Run(trainee, tokenizer, gaps, held, folder, config, lambda line: print(line, flush=True)).train()
+
+
+def base(path: Path) -> tuple[dict[str, Tensor], LineTokenizer]:
+    """The base's weights, fp32, and its tokenizer. Raises `ModelError`."""
+    tensors, codec = weights.load(path, models.prepared(path, models.BASE))
+    return {n: t.float() for n, t in tensors.items() if not n.startswith(INT8)}, LineTokenizer(codec)
 
 
 def keep_freed_memory() -> None:
