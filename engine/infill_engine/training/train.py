@@ -305,7 +305,7 @@ def _first(windows: Iterator[WindowRecord], count: int) -> Iterator[WindowRecord
 
 
 def run(
-    weights_file: Path,
+    base_file: Path,
     gaps: Path,
     held: Path,
     folder: Path,
