@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 720, 400, 64, 52, 16, 16
@@ -17,9 +17,11 @@ def curves(
     x_ticks: Sequence[float],
     y_ticks: Sequence[float],
     mark: float | None = None,
+    x_label: Callable[[float], str] = "{:.0%}".format,
+    y_label: Callable[[float], str] = "{:.0%}".format,
 ) -> str:
-    """The points of each named curve joined in order; shares on both axes, from the first tick to the last. `mark`
-    draws a line upwards at an x."""
+    """The points of each named curve joined in order; shares on both axes unless they are labelled otherwise, from the
+    first tick to the last. `mark` draws a line upwards at an x."""
     (x0, x1), (y0, y1) = (x_ticks[0], x_ticks[-1]), (y_ticks[0], y_ticks[-1])
 
     def x_at(value: float) -> float:
@@ -33,10 +35,10 @@ def curves(
         f'font-size="12" fill="{TEXT}">'
     ]
     for tick in x_ticks:
-        parts.append(_text(x_at(tick), HEIGHT - BOTTOM + 18, f"{tick:.0%}", "middle"))
+        parts.append(_text(x_at(tick), HEIGHT - BOTTOM + 18, x_label(tick), "middle"))
     for tick in y_ticks:
         parts.append(_line(LEFT, y_at(tick), WIDTH - RIGHT, y_at(tick), 0.3))
-        parts.append(_text(LEFT - 8, y_at(tick) + 4, f"{tick:.0%}", "end"))
+        parts.append(_text(LEFT - 8, y_at(tick) + 4, y_label(tick), "end"))
     if mark is not None:
         parts.append(_line(x_at(mark), TOP, x_at(mark), HEIGHT - BOTTOM, 0.8))
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, x_title, "middle"))
