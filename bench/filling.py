@@ -102,7 +102,7 @@ class Case:
 
 
 def held_out(folder: Path, seed: int) -> Callable[[int], Case]:
-    """From a number to a gap of the held-out documents, always the same one: by language, package and
+    """From a number to a gap of the held-out documents, always the same one. It is drawn by language, package and
     document. Raises `FileNotFoundError` where the corpus has not been built."""
     shelves: dict[str, dict[str, list[Document]]] = {}
     for document in documents(folder, "held"):

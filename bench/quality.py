@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shutil
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -23,11 +24,12 @@ from typing import TypeVar, get_args
 import msgspec
 from infill_engine import smollm
 from infill_engine.config import EngineConfig
+from infill_engine.core import ModelError
 from infill_engine.protocol import cache_dir
 from rich.progress import track
 
 from bench import gate, humaneval
-from bench.filling import KINDS, Case, Row, Runner, Store, held_out, suffix_as_text, with_suffix, without_suffix
+from bench.filling import Case, Row, Runner, Store, held_out, suffix_as_text, with_suffix, without_suffix
 from bench.plot import curves
 from bench.score import Figure, Filled, ratio
 from infill_lsp.confidence import FITTED
@@ -63,11 +65,11 @@ Rows = Mapping[str, Sequence[Filled]]
 T = TypeVar("T")
 
 
-def configs(dtype: str) -> dict[str, EngineConfig]:
+def configs(dtype: str, threads: int) -> dict[str, EngineConfig]:
     """The models that are compared, by the names that rows have for them."""
-    found = {"base": EngineConfig(dtype=dtype), "ours": EngineConfig(dtype=dtype)}
+    found = {name: EngineConfig(dtype=dtype, threads=threads) for name in ("base", "ours")}
     if dtype == "int8" and "bf16" in smollm.cpu_dtypes():
-        found["ours bf16"] = EngineConfig(dtype="bf16", device="cpu")
+        found["ours bf16"] = EngineConfig(dtype="bf16", device="cpu", threads=threads)
     return found
 
 
@@ -95,7 +97,7 @@ class Results:
 
 def run(arguments: argparse.Namespace) -> dict[str, dict[str, tuple[str, int]]]:
     """Runs what is missing; returns for each suite the file of each row, and of how many gaps its tables are."""
-    runner = Runner(configs(arguments.dtype), cache_dir() / "bench" / "quality")
+    runner = Runner(configs(arguments.dtype, arguments.threads), cache_dir() / "bench" / "quality")
     files: dict[str, dict[str, tuple[str, int]]] = {}
 
     def fill(name: str, suite: str, rows: Sequence[Row], count: int, draw: Callable[[int], Case]) -> None:
@@ -103,20 +105,18 @@ def run(arguments: argparse.Namespace) -> dict[str, dict[str, tuple[str, int]]]:
         steps = runner.run(rows, suite, count, draw)
         for _ in track(steps, f"{name}, {len(rows)} decoders", total=count):
             pass
-        files[name] = {
-            row.name: (runner.store(row, suite).path.name, min(count, int(min(row.most, count)))) for row in rows
-        }
+        files[name] = {row.name: (runner.store(row, suite).path.name, int(min(row.most, count))) for row in rows}
 
     gaps, draw = f"gaps-{arguments.seed}", held_out(arguments.corpus, arguments.seed)
     fill("decoders", gaps, DECODERS, arguments.gaps, draw)
     fill("forced", gaps, FORCED, arguments.gaps, draw)
     fill("ablations", gaps, (OURS, *ABLATIONS), arguments.gaps, draw)
-    fill("types", gaps, (replace(OURS, name=f"ours, {arguments.dtype}", most=TYPE_GAPS), BF16), arguments.gaps, draw)
     for subset in get_args(humaneval.Subset) if arguments.problems != 0 else ():
         problems = list(humaneval.problems(arguments.data / "human-eval-infilling", subset))
         Random(arguments.seed).shuffle(problems)  # so that a few of them are of all functions
         count = min(arguments.problems or len(problems), len(problems))
         fill(subset, f"{subset}-{arguments.seed}", PROBLEMS, count, partial(case_of, problems))
+    fill("types", gaps, (replace(OURS, name=f"ours, {arguments.dtype}", most=TYPE_GAPS), BF16), arguments.gaps, draw)
     return files
 
 
@@ -137,13 +137,16 @@ def case_of(problems: Sequence[humaneval.Problem], index: int) -> Case:
 
 
 def read(files: Mapping[str, Mapping[str, tuple[str, int]]], folder: Path, seed: int) -> Results:
-    """The rows that `run` names."""
+    """The rows that `run` names. Raises `ValueError` where they are of different gaps, as after a change of how gaps
+    are drawn."""
 
     def rows(suite: str) -> Rows:
         found = {}
         for name, (file, count) in files.get(suite, {}).items():
             filled = Store(folder / file).filled
             found[name] = [filled[i] for i in range(count)]
+            if any(a.truth != b.truth for a, b in zip(found[name], next(iter(found.values())), strict=False)):
+                raise ValueError(f"the gaps in {folder} are not all the same: run again with --fresh")
         return found
 
     problems = {subset: rows(subset) for subset in get_args(humaneval.Subset) if subset in files}
@@ -166,7 +169,9 @@ def of_decoders(decoders: Rows) -> str:
         "similarity",
         "first line",
         "exact to the base's",
+        "passes a gap",
         "tokens a pass",
+        "median ms",
     ]
     rows = []
     for name, filled in decoders.items():
@@ -178,39 +183,52 @@ def of_decoders(decoders: Rows) -> str:
                 ratio([of.similarity for of in filled]).number(),
                 share(filled, lambda of: of.first_line).percent(),
                 against(filled, base, lambda of: of.exact),
+                f"{statistics.fmean(of.steps for of in filled):.1f}",
                 ratio([of.tokens for of in filled], [of.steps for of in filled]).number(),
                 f"{statistics.median(of.ms for of in filled):.0f}",
             ]
         )
-    return table([*header, "median ms"], rows)
+    return table(header, rows)
 
 
-def of_strata(decoders: Rows, stratum: Callable[[Filled], str], names: Sequence[str] = ()) -> str:
-    """Exact matches by stratum."""
+def of_strata(
+    what: str, decoders: Rows, stratum: Callable[[Filled], str], cell: Callable[[Sequence[Filled]], str]
+) -> str:
+    """`what` is in the cells, by stratum, the most frequent first."""
     counts = Counter(map(stratum, next(iter(decoders.values()))))
-    names = [name for name in (names or [name for name, _ in counts.most_common()]) if counts[name]]
+    names = [name for name, _ in counts.most_common()]
     rows = [["gaps", *(str(counts[name]) for name in names)]]
     for name, filled in decoders.items():
-        cells = [ratio([of.exact for of in filled if stratum(of) == part]).percent() for part in names]
-        rows.append([name, *cells])
-    return table(["exact", *names], rows)
+        rows.append([name, *(cell([of for of in filled if stratum(of) == part]) for part in names)])
+    return table([what, *names], rows)
+
+
+def exact(filled: Sequence[Filled]) -> str:
+    return share(filled, lambda of: of.exact).percent()
+
+
+def alike(filled: Sequence[Filled]) -> str:
+    return ratio([of.similarity for of in filled]).number()
+
+
+def passes_and_ms(filled: Sequence[Filled]) -> str:
+    passes = statistics.fmean(of.steps for of in filled)
+    return f"{passes:.1f}, {statistics.median(of.ms for of in filled):.0f} ms"
+
+
+def ended(filled: Sequence[Filled]) -> str:
+    return share(filled, lambda of: of.ended is True).percent()
 
 
 def of_ends(forced: Rows, free: Rows) -> str:
-    header = ["decoder", "end right", *KINDS, "tokens right", "end right in its own text", "of gaps"]
+    header = ["decoder", "end right", "tokens right", "end right in its own text", "of gaps"]
     rows = []
     for name, filled in forced.items():
         own = [of.ended for of in free[name] if of.ended is not None]
         rows.append(
             [
                 name,
-                share(filled, lambda of: of.ended is True).percent(),
-                *(
-                    f"{ratio([of.ended is True for of in filled if of.made == made]).value:.0%}"
-                    if any(of.made == made for of in filled)
-                    else ""
-                    for made in KINDS
-                ),
+                ended(filled),
                 f"{sum(of.agreed or 0 for of in filled) / max(1, sum(of.forced or 0 for of in filled)):.1%}",
                 ratio(own).percent() if own else "",
                 str(len(own)),
@@ -255,6 +273,18 @@ def of_problems(problems: Mapping[str, Rows]) -> str:
                 ]
             )
     return table(["problems", "n", "decoder", "pass@1", "to the base's", "exact"], rows)
+
+
+def made(of: Filled) -> str:
+    return of.made
+
+
+def language(of: Filled) -> str:
+    return of.language
+
+
+def kind(of: Filled) -> str:
+    return of.kind
 
 
 def share(filled: Sequence[T], of: Callable[[T], bool]) -> Figure:
@@ -313,18 +343,16 @@ class Shown:
         """The product's decision by how gaps were made and by language, and where it is mostly silent."""
         judged = self.ways[self.product]
         rows, silent = [], []
-        parts: list[tuple[str, Callable[[Filled], str]]] = [("made", lambda of: of.made), ("kind", lambda of: of.kind)]
-        for what, stratum in [*parts, ("language", lambda of: of.language)]:
-            for name in dict.fromkeys(sorted(stratum(gap.filled) for gap in judged.gaps)):
+        for what, stratum in (("made", made), ("kind", kind), ("language", language)):
+            for name in sorted({stratum(gap.filled) for gap in judged.gaps}):
                 inside = [i for i, gap in enumerate(judged.gaps) if stratum(gap.filled) == name]
                 gaps, sizes = [judged.gaps[i] for i in inside], [judged.sizes[i] for i in inside]
                 of = gate.point(gaps, sizes)
-                whole = sum(gap.filled.exact for gap in gaps if len(gap.sizes)) / max(
-                    1, sum(len(gap.sizes) > 0 for gap in gaps)
-                )
-                precision = "" if math.isnan(of.precision) else f"{of.precision:.0%}"
+                whole = [gap.filled.exact for gap in gaps if len(gap.sizes)]
+                rights = "" if math.isnan(of.precision) else f"{of.precision:.0%}"
+                all_rights = f"{statistics.fmean(whole):.0%}" if whole else ""
                 rows.append(
-                    [f"{what} {name}", str(len(gaps)), f"{of.shown:.0%}", precision, f"{of.saved:.1%}", f"{whole:.0%}"]
+                    [f"{what} {name}", str(len(gaps)), f"{of.shown:.0%}", rights, f"{of.saved:.1%}", all_rights]
                 )
                 if of.shown < SILENT:
                     silent.append(f"{what} {name}")
@@ -364,10 +392,10 @@ knows no tokens for infilling: *suffix as text* puts the lines after the gap, th
 it. A decoder that is missing is one that the model cannot do.
 """,
         of_decoders(results.decoders),
-        "By how the gap was made:\n",
-        of_strata(results.decoders, lambda of: of.made, list(KINDS)),
-        "By language:\n",
-        of_strata(results.decoders, lambda of: of.language),
+        "By how the gap was made, and by language:\n",
+        *(of_strata("exact", results.decoders, by, exact) for by in (made, language)),
+        *(of_strata("similarity", results.decoders, by, alike) for by in (made, language)),
+        *(of_strata("passes, time", results.decoders, by, passes_and_ms) for by in (made, language)),
         """## Where a text ends
 
 Here the truth is written for the model, token by token, as long as it would not end before, and from its end on the
@@ -375,6 +403,7 @@ model writes. *End right*: the text that is chosen is the truth. *In its own tex
 truth, or begin with it, or are its beginning, those that are the truth.
 """,
         of_ends(results.forced, results.decoders),
+        *(of_strata("end right", results.forced, by, ended) for by in (made, language)),
         "## What it is made of\n",
         of_variants(results.ablations),
         "In other types:\n",
@@ -416,21 +445,25 @@ def main() -> None:
     parser.add_argument("--problems", type=int, help="of each set, drawn by the seed; 0: none (default: all)")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--dtype", default=smollm.cpu_dtypes()[-1], help="type that the models are served in")
+    parser.add_argument("--threads", type=int, default=0, help="of one pass (default: as the engine chooses)")
     parser.add_argument("--corpus", type=Path, default=cache_dir() / "corpus", help="folder of `infill-engine corpus`")
     parser.add_argument("--data", type=Path, default=humaneval.data_dir(), help="folder of data sets")
     parser.add_argument("--cached", action="store_true", help="make the tables of the last run again")
+    parser.add_argument("--fresh", action="store_true", help="forget what earlier runs have kept")
     parser.add_argument("--write", action="store_true", help="write the page, the plot and the gate, too")
     arguments = parser.parse_args()
     folder = cache_dir() / "bench" / "quality"
     last = folder / "last.json"
     try:
+        if arguments.fresh:
+            shutil.rmtree(folder, ignore_errors=True)
         if not arguments.cached:
             files = run(arguments)
             last.write_text(json.dumps({"seed": arguments.seed, "files": files}), encoding="utf-8")
         kept = json.loads(last.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError) as error:
+        results = read(kept["files"], folder, kept["seed"])
+    except (FileNotFoundError, ValueError, ModelError) as error:
         raise SystemExit(str(error)) from None
-    results = read(kept["files"], folder, kept["seed"])
     shown = Shown.of(results)
     text = page(results, shown)
     print(f"\n{text}")

@@ -249,7 +249,7 @@ def test_the_whole_command_writes_its_page_its_plot_and_its_gate(tmp_path, monke
     for name in FILES.values():
         with gzip.open(data / name, "wb") as file:
             file.write(msgspec.json.encode(problem) + b"\n")
-    monkeypatch.setattr(quality, "configs", lambda dtype: {"base": fake, "ours": fake})
+    monkeypatch.setattr(quality, "configs", lambda dtype, threads: {"base": fake, "ours": fake})
     for name in ("PAGE", "PLOT", "FITTED"):
         monkeypatch.setattr(quality, name, tmp_path / name)
     options = ["quality", "--gaps", "12", "--corpus", str(corpus(tmp_path)), "--data", str(tmp_path), "--write"]
@@ -263,9 +263,19 @@ def test_the_whole_command_writes_its_page_its_plot_and_its_gate(tmp_path, monke
     assert (tmp_path / "PLOT").read_text().startswith("<svg")
     assert json.loads((tmp_path / "FITTED").read_text())["threshold"] > 0
     monkeypatch.setattr("sys.argv", ["quality", "--cached"])
-    monkeypatch.setattr(quality, "configs", lambda dtype: {})
+    monkeypatch.setattr(quality, "configs", lambda dtype, threads: {})
     quality.main()
     assert capsys.readouterr().out.strip() == page.strip()
+
+
+def test_rows_of_different_gaps_are_not_compared(tmp_path):
+    runner = Fakes(tmp_path, fake=model({"total = ": "a + b"}))
+    rows = [Row("one", "fake", with_suffix), Row("two", "fake", without_suffix)]
+    for row, truth in zip(rows, ("a + b", "b + a"), strict=True):
+        list(runner.run([row], "suite", 1, lambda index, truth=truth: case(truth)))
+    files = {"decoders": {row.name: (runner.store(row, "suite").path.name, 1) for row in rows}}
+    with pytest.raises(ValueError, match="--fresh"):
+        quality.read(files, tmp_path, 1)
 
 
 def test_a_missing_corpus_is_one_line_that_says_what_to_do(tmp_path, monkeypatch):
