@@ -322,7 +322,7 @@ class _Rules:
 
 
 class Ignore:
-    """The rules of one workspace folder. Rules are read once and kept till `reload`. Not thread-safe.
+    """The rules of one workspace folder, each read when it is first needed. Not thread-safe.
 
     `exclude` holds patterns as in a `.gitignore` at the top of the folder; no file can take them back.
     """
@@ -330,10 +330,6 @@ class Ignore:
     def __init__(self, root: str, exclude: Sequence[str] = ()) -> None:
         self.root = os.path.realpath(root)
         self._exclude = _rules(exclude)
-        self.reload()
-
-    def reload(self) -> None:
-        """Forgets the rules: they are read again when they are needed."""
         self._rules: dict[str, _Rules] = {}
         self._folders: dict[str, bool] = {"": True}
         self._outer: list[tuple[str, _Rules]] | None = None
@@ -420,8 +416,9 @@ class Ignore:
                             status = _status(entry)
                             if status is not None:
                                 files.append((path, status))
-            except OSError:  # Denied, or gone since it was seen.
-                yield Listing(folder, [], readable=not os.path.lexists(self._full(folder)))
+            except OSError:
+                if os.path.lexists(self._full(folder)):  # Not gone since it was seen, but denied.
+                    yield Listing(folder, [], readable=False)
             else:
                 yield Listing(folder, files)
 

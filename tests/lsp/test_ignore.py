@@ -19,7 +19,7 @@ from infill_lsp.ignore import BINARY_FILES, GENERATED_FILES, SECRET_FILES, SECRE
 SECRET_NAMES = """
     .env .env.local .envrc production.env .dev.vars .dev.vars.staging prod.tfvars prod.tfvars.json terraform.tfstate
     terraform.tfstate.backup local.settings.json server.key Server.Pem AuthKey.p8 a.p12 a.pfx a.pkcs12 a.der a.crt
-    a.cert a.cer a.csr a.jks a.jceks a.bks release.keystore krb5.keytab a.kdb a.kdbx putty.ppk a.gpg a.pgp a.asc 
+    a.cert a.cer a.csr a.jks a.jceks a.bks release.keystore krb5.keytab a.kdb a.kdbx putty.ppk a.gpg a.pgp a.asc
     a.agekey
     office.ovpn a.mobileprovision id_rsa id_rsa.old id_dsa id_ecdsa_sk id_ed25519.old authorized_keys known_hosts
     known_hosts.old keystore.properties .netrc _netrc .authinfo .authinfo.txt .pgpass .my.cnf .mylogin.cnf .htpasswd
@@ -146,15 +146,6 @@ def test_rules_of_the_repository_around_the_folder_hold(tmp_path: Path) -> None:
     files = {".git/info/exclude": "local.py\n", ".gitignore": "/pkg/out/\n[\n", "pkg/out/a.py": "x\n"}
     write(tmp_path, {**files, "pkg/local.py": "x\n", "pkg/b.py": "x\n"})
     assert listed(Ignore(str(tmp_path / "pkg"))) == {"b.py"}
-
-
-def test_new_rules_count_once_they_are_read_again(tmp_path: Path) -> None:
-    rules = write(tmp_path, {"a.py": "x\n"})
-    assert listed(rules) == {"a.py"}
-    write(tmp_path, {".gitignore": "a.py\n"})
-    rules.reload()
-    assert listed(rules) == {".gitignore"}
-    assert reason(rules, "a.py") == "ignored"
 
 
 def test_links_lead_nowhere(tmp_path: Path) -> None:

@@ -1,0 +1,370 @@
+"""Keeps the index of one workspace folder fresh in the background, and finds chunks in it.
+
+What is on disk is in a database (`infill_lsp.database`) in the user's cache, filled by a thread that then follows the
+file system. What is open in the editor is in memory alone, never written anywhere, and stands in place of what is on
+disk until it is closed. Asking never waits for filling: it answers from what is there.
+
+It does not know what a gap is, nor LSP; `infill_lsp.ignore` alone knows what may be read.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sqlite3
+import threading
+import time
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import unquote, urlsplit
+
+from infill_engine.protocol import cache_dir
+
+from infill_lsp import database
+from infill_lsp.chunks import Chunk, cut, language_of, words
+from infill_lsp.database import Database, Found, fingerprint
+from infill_lsp.filling import Filler, Limits, Status, is_local
+from infill_lsp.ignore import Ignore, is_secret, unfit
+
+log = logging.getLogger(__name__)
+
+#: Seconds the writer and a reader wait for another process, and the next try after that and after another error.
+WRITE_WAIT_S, READ_WAIT_S, BUSY_S, RETRY_S = 5.0, 0.01, 1.0, 30.0
+#: Databases in a row that turned out broken before it is given up.
+MAX_REBUILDS = 3
+#: BM25's parameters in FTS5, for the open documents to be scored alike.
+K1, B = 1.2, 0.75
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Rows of a file, both included, that whoever asks has before them anyway."""
+
+    path: str
+    first: int
+    last: int
+
+    def hides(self, path: str, chunk: Chunk) -> bool:
+        return path == self.path and chunk.first <= self.last and chunk.last >= self.first
+
+
+class Index:
+    """The index of the folder `root`. `start` begins, `stop` ends; all other methods may be called from any thread.
+
+    `exclude` holds patterns as in a `.gitignore`. `report` is called from the index's thread with each new status, a
+    few times a second at most. `home` is where databases lie, by default in the user's cache.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        *,
+        exclude: Sequence[str] = (),
+        report: Callable[[Status], None] = lambda status: None,
+        home: Path | None = None,
+        limits: Limits = Limits(),  # noqa: B008 - it is immutable
+    ) -> None:
+        self.root = os.path.realpath(root)
+        self._exclude = tuple(exclude)
+        self._report = report
+        self._home = home or cache_dir() / "index"
+        self._limits = limits
+        self._status = Status()
+        self._stop = threading.Event()
+        #: Set where an answer failed as it does with a broken database.
+        self._suspect = threading.Event()
+        self._worker: threading.Thread | None = None
+        #: Guards the documents that are open, and says when the thread has taken in what was given to it.
+        self._changed = threading.Condition()
+        self._texts: dict[str, str] = {}
+        self._dirty: set[str] = set()
+        self._open = _Open()
+        #: Those by which the open documents were judged.
+        self._rules: Ignore | None = None
+        #: Guards the connection that answers, of which `_path` says where.
+        self._reading = threading.Lock()
+        self._path: Path | None = None
+        self._reader: Database | None = None
+        self._late_at = math.inf
+
+    @property
+    def status(self) -> Status:
+        return self._status
+
+    def start(self) -> None:
+        """Begins to fill and to watch, in a thread. Once."""
+        self._worker = threading.Thread(target=self._run, name="index", daemon=True)
+        self._worker.start()
+
+    def stop(self) -> None:
+        """Ends within a second or so; what is stored stays."""
+        self._stop.set()
+        if self._worker is not None:
+            self._worker.join()
+        with self._reading:
+            self._drop_reader()
+
+    def relative(self, uri: str) -> str | None:
+        """The path in the folder of the document at `uri`; None where it is not a file of it."""
+        parts = urlsplit(uri)
+        if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
+            return None
+        folder, name = os.path.split(os.path.normpath(unquote(parts.path)))
+        full = os.path.join(os.path.realpath(folder), name)
+        return full[len(self.root) + 1 :] if full.startswith(f"{self.root}/") else None
+
+    def update(self, uri: str, text: str) -> None:
+        """The document is open, and this is its text; from now on what is on disk of it does not count."""
+        path = self.relative(uri)
+        if path is not None:
+            with self._changed:
+                self._texts[path] = text
+                self._dirty.add(path)
+
+    def close(self, uri: str) -> None:
+        """The document is closed: its text is forgotten at once."""
+        path = self.relative(uri)
+        if path is not None:
+            with self._changed:
+                self._texts.pop(path, None)
+                self._dirty.discard(path)
+                self._open.remove(path)
+
+    def settle(self, timeout_s: float) -> bool:
+        """Waits until the folder is filled and what was open before is taken in. Whether that came in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._dirty and self._status.state in ("ready", "off"), timeout_s)
+
+    def manifest(self) -> dict[str, bytes]:
+        """Path and hash of each file's text as it counts now: of what is open, else of what is on disk."""
+        with self._reading:
+            found = self._ask(lambda reader: reader.manifest()) or {}
+        with self._changed:
+            for path in self._texts:
+                found.pop(path, None)
+            found.update(self._open.fingerprints)
+        return found
+
+    def frequencies(self, asked: Sequence[str], seen: Seen | None, budget_s: float = math.inf) -> dict[str, int]:
+        """How many chunks have each word, of those that any has, without what is `seen`."""
+        with self._reading:
+            found = self._ask(lambda reader: reader.frequencies(asked), budget_s) or {}
+        with self._changed:
+            for word in asked:
+                # What is stored counts open documents as they were saved, which is near to what they are.
+                count = max(found.get(word, 0), self._open.count(word))
+                if seen is not None:
+                    count -= self._open.count_seen(word, seen)
+                if count > 0:
+                    found[word] = count
+                else:
+                    found.pop(word, None)
+        return found
+
+    def search(self, asked: dict[str, int], seen: Seen | None, limit: int, budget_s: float = math.inf) -> list[Found]:
+        """The best chunks that have any of the words, the best one first, without what is `seen`.
+
+        `asked` is what `frequencies` said of them. Of the file that is seen only what is open counts.
+        """
+        with self._changed:
+            covered = {*self._texts, *([seen.path] if seen is not None else [])}
+            found = self._open.search(asked, self._status.chunks, seen)
+        with self._reading:
+            found += self._ask(lambda reader: reader.search(list(asked), covered, limit), budget_s) or []
+        return sorted(found, key=lambda each: -each.score)[:limit]
+
+    def definitions(self, name: str, limit: int, budget_s: float = math.inf) -> list[Found]:
+        """Chunks of definitions of this name."""
+        with self._changed:
+            covered = set(self._texts)
+            found = self._open.definitions(name)
+        with self._reading:
+            stored = self._ask(lambda reader: reader.definitions(name, limit), budget_s) or []
+        return [*found, *(each for each in stored if each.path not in covered)][:limit]
+
+    def holds(self, found: Found) -> bool:
+        """Whether what was found is still there, as it was: told by the file itself, before anybody else does."""
+        if found.stamp is None:
+            with self._changed:
+                return found.path in self._texts
+        try:
+            return found.stamp.is_of(os.lstat(os.path.join(self.root, found.path)))
+        except OSError:
+            return False
+
+    def _ask(self, question: Callable[[Database], T], budget_s: float = math.inf) -> T | None:
+        """With `_reading` held. None where there is no database yet, or it gives no answer in time."""
+        path = self._path
+        if path is None:
+            return None
+        try:
+            if self._reader is None or self._reader.path != path:
+                self._drop_reader()
+                self._reader = Database(path, self.root, wal=is_local(path.parent), wait_s=READ_WAIT_S, make=False)
+                self._reader.watch_clock(lambda: time.monotonic() > self._late_at)
+            self._late_at = time.monotonic() + budget_s
+            return question(self._reader)
+        except sqlite3.Error as error:
+            log.debug("the index gave no answer: %s", type(error).__name__)
+            if database.is_broken(error):
+                self._suspect.set()
+            return None
+
+    def _drop_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _run(self) -> None:
+        reason = _unfit_root(self.root)
+        if reason:
+            self._tell(Status("off", error=reason))
+            return
+        rebuilds = 0
+        while not self._stop.is_set():
+            try:
+                self._follow()
+            except (sqlite3.Error, OSError) as error:
+                log.warning("the index of a folder failed: %s", error)
+                broken = isinstance(error, sqlite3.Error) and database.is_broken(error)
+                if broken and self._path is not None and rebuilds < MAX_REBUILDS:
+                    rebuilds += 1
+                    with suppress(OSError):
+                        database.discard(self._path)
+                    self._path = None
+                elif isinstance(error, sqlite3.Error) and database.is_busy(error):
+                    self._stop.wait(BUSY_S)
+                else:
+                    self._tell(Status("off", error=f"the index in {self._home} cannot be used: {error}"))
+                    self._stop.wait(RETRY_S)
+        self._tell(replace(self._status, state="stopped"))
+
+    def _follow(self) -> None:
+        """Fills the database and keeps it fresh until it is to stop. Raises `sqlite3.Error` and `OSError`."""
+        if self._path is None:
+            self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Another Unicode may split words otherwise.
+            what = [str(database.VERSION), unicodedata.unidata_version, self.root, *self._exclude]
+            path = database.newest(self._home, fingerprint("\0".join(what)).hex())
+            database.prune(self._home, path)
+            self._path = path
+        stored = Database(self._path, self.root, wal=is_local(self._home), wait_s=WRITE_WAIT_S)
+        with closing(stored):
+            os.utime(self._path)
+            stored.check()
+            self._suspect.clear()
+            Filler(self.root, self._exclude, stored, self._limits, self._stop, self._tell, self._take_in).run()
+
+    def _tell(self, status: Status) -> None:
+        with self._changed:
+            self._status = status
+            self._changed.notify_all()
+        self._report(status)
+
+    def _take_in(self, rules: Ignore, stored: Database) -> None:
+        """Cuts what is open and changed. Called by the thread again and again, also while it fills."""
+        if self._suspect.is_set():
+            self._suspect.clear()
+            stored.check(thorough=True)
+        if not stored.path.exists():
+            raise database.NotOurs("somebody removed it")
+        with self._changed:
+            if rules is not self._rules:
+                self._rules = rules
+                self._dirty.update(self._texts)
+            todo = {path: self._texts[path] for path in self._dirty}
+        for path, text in todo.items():
+            fit = rules.refusal(path) is None and unfit(text) is None
+            chunks = cut(text.replace("\r\n", "\n").replace("\r", "\n"), language_of(path)) if fit else []
+            counted = [(chunk, Counter(words(chunk.text))) for chunk in chunks]
+            with self._changed:
+                if self._texts.get(path) is text:  # Neither closed nor changed meanwhile.
+                    self._dirty.discard(path)
+                    self._open.replace(path, text if fit else None, counted)
+                    self._changed.notify_all()
+
+
+class _Open:
+    """The chunks of the open documents, scored as FTS5 scores those in the database. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._files: dict[str, list[int]] = {}
+        self._fingerprints: dict[str, bytes] = {}
+        self._chunks: dict[int, tuple[str, Chunk, int]] = {}
+        #: Word -> chunk -> how often.
+        self._words: defaultdict[str, dict[int, int]] = defaultdict(dict)
+        self._counts: dict[int, Counter[str]] = {}
+
+    @property
+    def fingerprints(self) -> dict[str, bytes]:
+        """Of the texts that may be used, by path."""
+        return self._fingerprints
+
+    def replace(self, path: str, text: str | None, chunks: Sequence[tuple[Chunk, Counter[str]]]) -> None:
+        """The chunks of an open document with their words; no text: it may not be used."""
+        self.remove(path)
+        if text is not None:
+            self._fingerprints[path] = fingerprint(text)
+        for chunk, counted in chunks:
+            self._next += 1
+            self._chunks[self._next] = path, chunk, counted.total()
+            self._counts[self._next] = counted
+            self._files.setdefault(path, []).append(self._next)
+            for word, count in counted.items():
+                self._words[word][self._next] = count
+
+    def remove(self, path: str) -> None:
+        self._fingerprints.pop(path, None)
+        for each in self._files.pop(path, ()):
+            del self._chunks[each]
+            for word in self._counts.pop(each):
+                del self._words[word][each]
+                if not self._words[word]:
+                    del self._words[word]
+
+    def count(self, word: str) -> int:
+        """How many chunks have the word."""
+        return len(self._words.get(word, ()))
+
+    def count_seen(self, word: str, seen: Seen) -> int:
+        return sum(seen.hides(*self._chunks[each][:2]) for each in self._words.get(word, ()))
+
+    def search(self, asked: dict[str, int], stored: int, seen: Seen | None) -> list[Found]:
+        """`asked`: the words with their frequencies among the `stored` chunks and those here."""
+        total = max(stored, len(self._chunks))
+        mean = sum(length for _, _, length in self._chunks.values()) / max(1, len(self._chunks))
+        scores: defaultdict[int, float] = defaultdict(float)
+        for word, frequency in asked.items():
+            weight = max(1e-6, math.log((total - frequency + 0.5) / (frequency + 0.5))) if frequency < total else 1e-6
+            for each, count in self._words.get(word, {}).items():
+                length = self._chunks[each][2]
+                scores[each] += weight * count * (K1 + 1) / (count + K1 * (1 - B + B * length / mean))
+        found = []
+        for each, score in scores.items():
+            path, chunk, _ = self._chunks[each]
+            if seen is None or not seen.hides(path, chunk):
+                found.append(Found(path, chunk, score, None))
+        return found
+
+    def definitions(self, name: str) -> list[Found]:
+        return [Found(path, chunk, 0.0, None) for path, chunk, _ in self._chunks.values() if chunk.name == name]
+
+
+def _unfit_root(root: str) -> str:
+    """Why the folder is not indexed; "" where it is."""
+    if not os.path.isdir(root):
+        return f"{root} is no folder"
+    if root in ("/", os.path.expanduser("~")):
+        return f"{root} is too much to index: open a project's folder"
+    if is_secret(f"{root}/file"):
+        return f"{root} may hold secrets"
+    return ""

@@ -1,0 +1,188 @@
+"""Chooses the pieces of the workspace that may help to fill a gap.
+
+First come definitions of what the file imports and uses near the gap; then the chunks that are best by BM25 for the
+rarest words near the gap, a little ahead if they are of the same folder, open, or written lately. What the model sees
+anyway, and what says the same again, is left out.
+
+It does not know what a model makes of it, nor how many of them fit.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+from infill_lsp.chunks import words
+from infill_lsp.core import Gap, Snapshot, Snippet
+from infill_lsp.database import Found
+from infill_lsp.index import Index, Seen
+
+#: Lines above and below the cursor whose words are asked for.
+ABOVE, BELOW = 20, 6
+#: Words that are asked for at most, the rarest ones, and how many chunks all of them together may be in: BM25 looks at
+#: each of these, some 2 us a chunk, and of frequent words it learns little.
+MOST_WORDS, MOST_CHUNKS = 8, 1_500
+#: Characters above and below the cursor that a model sees whatever it is given besides.
+SEEN_ABOVE, SEEN_BELOW = 3_000, 400
+#: Lines of a file in which its imports are, names whose definitions are looked up, and how many of each are looked at.
+IMPORT_LINES, MOST_NAMES, MOST_DEFINITIONS = 400, 8, 64
+#: Chunks of BM25 that are looked at.
+CANDIDATES = 32
+#: The share of a snippet's lines that, seen elsewhere, makes it a repetition.
+REPEATED = 0.6
+#: What a chunk's score is multiplied by: in the same folder, open in the editor, and written just now (which halves
+#: every `RECENT_DAYS`).
+SAME_FOLDER, OPEN, RECENT, RECENT_DAYS = 1.15, 1.1, 1.15, 3.0
+#: Seconds after which an answer is not waited for.
+BUDGET_S = 0.02
+
+#: A name, and an attribute of it.
+_DOTTED = re.compile(r"(?<![\w.])([^\W\d]\w*)(?:\.(\w+))?")
+#: `from a.b import (c as d, e)`, `import a.b as c, d`, and one of their parts; a star is passed over.
+_FROM = re.compile(r"^[ \t]*from[ \t]+([.\w]+)[ \t]+import[ \t]+(\([^)]*\)|[^\n#;]*)", re.MULTILINE)
+_IMPORT = re.compile(r"^[ \t]*import[ \t]+([^\n#;(]*)", re.MULTILINE)
+_AS = re.compile(r"([\w.]+)(?:\s+as\s+(\w+))?")
+_COMMENT = re.compile(r"#[^\n]*")
+
+
+def retrieve(index: Index, snapshot: Snapshot, gap: Gap, limit: int) -> list[Snippet]:
+    """The best `limit` snippets for the gap, the best one first; fewer, or none, where there are none."""
+    path = index.relative(snapshot.uri)
+    seen = _seen(snapshot, path)
+    near = _near(gap)
+    shown = _lines(gap.prefix[-SEEN_ABOVE:] + gap.head + gap.tail + gap.suffix[:SEEN_BELOW])
+    chosen: list[Snippet] = []
+    for snippet in (*_imported(index, snapshot, near, seen), *_similar(index, near, seen)):
+        lines = _lines(snippet.text)
+        if lines and len(lines & shown) < REPEATED * len(lines):
+            chosen.append(snippet)
+            shown |= lines
+            if len(chosen) == limit:
+                break
+    return chosen
+
+
+def _imported(index: Index, snapshot: Snapshot, near: str, seen: Seen | None) -> Iterator[Snippet]:
+    """Definitions of what the file imports, those used nearest to the cursor's end of the text first."""
+    for rank, (written, (module, name)) in enumerate(list(used(snapshot, near).items())[:MOST_NAMES]):
+        found = index.definitions(name, MOST_DEFINITIONS, BUDGET_S)
+        best = max(found, key=lambda each: _agreement(each.path, module), default=None)
+        if best is None or not _agreement(best.path, module) or not index.holds(best):
+            continue
+        if seen is None or not seen.hides(best.path, best.chunk):
+            # Before all that is only similar.
+            yield _snippet(best, 1_000.0 - rank, f"{written} is imported, and used here")
+
+
+def _similar(index: Index, near: str, seen: Seen | None) -> Iterator[Snippet]:
+    rare = rarest(index.frequencies(list(dict.fromkeys(words(near))), seen, BUDGET_S))
+    if not rare:
+        return
+    now = time.time_ns()
+    folder = seen.path.rpartition("/")[0] if seen is not None else None
+    found = index.search(rare, seen, CANDIDATES, BUDGET_S)
+    scored = [replace(each, score=each.score * _favour(each, folder, now)) for each in found]
+    for each in sorted(scored, key=lambda each: -each.score):
+        if index.holds(each):
+            has = set(words(each.chunk.text))
+            yield _snippet(each, each.score, "has " + ", ".join(word for word in rare if word in has))
+
+
+def rarest(frequencies: dict[str, int]) -> dict[str, int]:
+    """The rarest words, rarest first, as many as may be asked for; at least one."""
+    rare: dict[str, int] = {}
+    for word, count in sorted(frequencies.items(), key=lambda item: item[1])[:MOST_WORDS]:
+        if rare and sum(rare.values()) + count > MOST_CHUNKS:
+            break
+        rare[word] = count
+    return rare
+
+
+def used(snapshot: Snapshot, near: str) -> dict[str, tuple[str, str]]:
+    """Names of other modules as they are written near the gap, the last one first -> the module, and its name there."""
+    if snapshot.language != "python":
+        return {}
+    names, modules = _imports("\n".join(snapshot.lines[:IMPORT_LINES]))
+    found: dict[str, tuple[str, str]] = {}
+    for match in reversed(list(_DOTTED.finditer(near))):
+        first, attribute = match.groups()
+        if first in modules and attribute:
+            found.setdefault(f"{first}.{attribute}", (modules[first], attribute))
+        elif first in names:
+            found.setdefault(first, names[first])
+            module, name = names[first]
+            if attribute:
+                # What is imported may be a module itself.
+                found.setdefault(f"{first}.{attribute}", (f"{module}.{name}", attribute))
+    return found
+
+
+def _imports(text: str) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
+    """What the text calls what it imports: names -> their module and their name in it; modules -> their full name."""
+    names: dict[str, tuple[str, str]] = {}
+    modules: dict[str, str] = {}
+    for module, imported in _FROM.findall(text):
+        for part in _COMMENT.sub("", imported).strip("()").split(","):
+            if match := _AS.fullmatch(part.strip()):
+                names[match[2] or match[1]] = module, match[1]
+    for imported in _IMPORT.findall(text):
+        for part in imported.split(","):
+            if match := _AS.fullmatch(part.strip()):
+                modules[match[2] or match[1]] = match[1]
+    return names, modules
+
+
+def _agreement(path: str, module: str) -> int:
+    """How many of the last parts of a module's name its file's path ends with; for "." any file agrees."""
+    parts = path.removesuffix(".pyi").removesuffix(".py").removesuffix("/__init__").split("/")
+    names = [name for name in module.split(".") if name]
+    if not names:
+        return 1
+    count = 0
+    while count < min(len(parts), len(names)) and parts[-1 - count] == names[-1 - count]:
+        count += 1
+    # A package's name: what it offers is often defined in a module of it.
+    return 2 * count if count else int(names[-1] in parts)
+
+
+def _favour(found: Found, folder: str | None, now: int) -> float:
+    favour = SAME_FOLDER if folder is not None and found.path.rpartition("/")[0] == folder else 1.0
+    if found.stamp is None:
+        return favour * OPEN * RECENT
+    days = max(0.0, (now - found.stamp.mtime) / 86_400e9)
+    return favour * (1 + (RECENT - 1) * math.exp2(-days / RECENT_DAYS))
+
+
+def _snippet(found: Found, score: float, why: str) -> Snippet:
+    chunk = found.chunk
+    return Snippet(chunk.text, found.path, chunk.first, chunk.last, score, why)
+
+
+def _seen(snapshot: Snapshot, path: str | None) -> Seen | None:
+    """The rows around the cursor that a model sees anyway."""
+    if path is None:
+        return None
+    first, characters = snapshot.row, 0
+    while first > 0 and characters < SEEN_ABOVE:
+        first -= 1
+        characters += len(snapshot.lines[first]) + 1
+    last, characters = snapshot.row, 0
+    while last + 1 < len(snapshot.lines) and characters < SEEN_BELOW:
+        last += 1
+        characters += len(snapshot.lines[last]) + 1
+    return Seen(path, first, last)
+
+
+def _near(gap: Gap) -> str:
+    """The text around the cursor, cut at lines."""
+    above = gap.prefix.split("\n")[-1 - ABOVE :]
+    below = gap.suffix.split("\n")[: 1 + BELOW]
+    return "\n".join(above) + gap.head + "\n" + gap.tail + "\n".join(below)
+
+
+def _lines(text: str) -> set[str]:
+    """What tells two pieces of code apart: their lines, without indentation and without those of a bracket or two."""
+    return {line for line in map(str.strip, text.split("\n")) if len(line) > 2}
