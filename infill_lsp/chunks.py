@@ -83,6 +83,8 @@ class _Definition:
     #: Whether it may have `inner` ones.
     container: bool
     end_byte: int
+    #: Whether it is no definition, but what is left out.
+    is_import: bool = False
     inner: list[_Definition] = field(default_factory=list)
 
 
@@ -100,11 +102,8 @@ def cut(text: str, language: str) -> list[Chunk]:
         chunks = _windows(lines, 0, len(lines), ())
     else:
         captures = QueryCursor(_query(language)).captures(tree.root_node)
-        definitions = _nested(captures, source)
-        for node in captures.get("import", ()):
-            for row in range(node.start_point.row, node.end_point.row + 1):
-                lines[row] = ""
-        chunks = _chunks(lines, definitions, 0, len(lines), ())
+        parts = sorted(_nested(captures, source) + _imports(captures), key=lambda part: part.first)
+        chunks = _chunks(lines, parts, 0, len(lines), ())
     return list(islice(chunks, MAX_CHUNKS))
 
 
@@ -136,7 +135,9 @@ def _chunks(
     """The chunks of rows `first` to `end` (not included), in which `definitions` stand, under `headers`."""
     for definition in definitions:
         yield from _windows(lines, first, definition.first, headers)
-        if definition.last - definition.first < WHOLE:
+        if definition.is_import:
+            pass
+        elif definition.last - definition.first < WHOLE:
             yield _chunk(definition.name, lines, definition.first, definition.last, headers)
         elif definition.inner:
             yield _outline(lines, definition, headers)
@@ -200,6 +201,13 @@ def _nested(captures: dict[str, list[Node]], source: bytes) -> list[_Definition]
         (around[-1].inner if around else outermost).append(definition)
         around.append(definition)
     return outermost
+
+
+def _imports(captures: dict[str, list[Node]]) -> list[_Definition]:
+    return [
+        _Definition("", node.start_point.row, node.end_point.row, [], False, node.end_byte, is_import=True)
+        for node in captures.get("import", ())
+    ]
 
 
 def _definition(node: Node, wrappers: set[int], container: bool, source: bytes) -> _Definition:
