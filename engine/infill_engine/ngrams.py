@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numba
 import numpy as np
 import numpy.typing as npt
 from numba import njit
@@ -50,6 +51,11 @@ def _compiled(function: Callable[..., Any]) -> Any:
         return njit(nogil=True, error_model="numpy", cache=True)(function)
     except RuntimeError:  # neither the package's own folder nor the user's cache can be written to
         return njit(nogil=True, error_model="numpy")(function)
+
+
+def available() -> bool:
+    """Whether numba may compile here; interpreted, this would be far too slow to serve."""
+    return not numba.config.DISABLE_JIT  # type: ignore[attr-defined]  # numba sets its names at run time
 
 
 def found(rows: int) -> tuple[Array, Array, Array, Array]:

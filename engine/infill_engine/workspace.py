@@ -44,6 +44,8 @@ MOST_FILE, MOST_TOKENS = 1 << 19, 1 << 26
 MERGED, MOST_RECENT, MERGED_S = 1 << 18, 1 << 21, 300.0
 #: Seconds after which a deletion is noted on disk, and after which what failed is tried again.
 NOTED_S, AGAIN_S = 0.5, 30.0
+#: Tokens of a segment up to which all of it is read and verified at the start; a larger one is before the first merge.
+VERIFIED = 1 << 19
 #: The share of a segment's tokens that may be of deleted files before it is written again early.
 MOST_DEAD = 0.25
 
@@ -468,7 +470,9 @@ class Workspace:
         segments = []
         for name, dead in index.segments.items():
             with contextlib.suppress(_Unsound):
-                segments.append(_Segment(self._folder / Path(name).name, self._vocab, dead))
+                segment = _Segment(self._folder / Path(name).name, self._vocab, dead)
+                if segment.header.tokens > VERIFIED or segment.sound:
+                    segments.append(segment)
         with self._lock:
             self._segments, self._stamp = segments, stamp
             for segment in segments:  # what was done here since, and what came here, is newer than what lies there
