@@ -98,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--out", type=Path, required=True, metavar="DIR", help="for checkpoints, the log, the adapter")
     train.add_argument("--minutes", type=float, required=True, help="of training in all, over all starts")
     train.add_argument("--decay", type=float, default=0.0, metavar="MINUTES", help="at the end, with a falling rate")
+    train.add_argument("--start", type=Path, metavar="FILE", help="an adapter from which a new run goes on")
     train.add_argument("--rank", type=int, default=32, help="of the updates (default: %(default)s)")
     train.add_argument("--lr", type=float, default=1e-3, help="the learning rate (default: %(default)s)")
     train.add_argument("--windows", type=int, default=1, help="a step (default: %(default)s)")
@@ -225,7 +226,7 @@ def _train(options: argparse.Namespace) -> int:
         windows=options.windows,
         seed=options.seed,
     )
-    train.run(path, options.gaps, options.held, options.out, config, options.device, options.threads)
+    train.run(path, options.gaps, options.held, options.out, config, options.device, options.threads, options.start)
     return 0
 
 

@@ -240,6 +240,15 @@ def test_an_adapter_survives_its_file(tmp_path):
         torch.testing.assert_close(tensor, tensors[name], rtol=1e-2, atol=1e-3)
 
 
+def test_training_goes_on_from_an_adapter():
+    learned, again = trainee(spread=0.1), trainee(seed=5)
+    again.start(learned.adapter())
+    of = still()
+    torch.testing.assert_close(again(of)[0], learned(of)[0])
+    with pytest.raises(ModelError, match="same rank"):
+        Trainee(WEIGHTS, 4, dtype=torch.float32, shape=SHAPE).start(learned.adapter())
+
+
 @pytest.mark.parametrize("content", [b"", b"nothing of that kind"])
 def test_a_file_that_is_no_adapter_is_refused(tmp_path, content):
     path = tmp_path / "adapter.safetensors"

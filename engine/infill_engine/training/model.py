@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from infill_engine.adapter import END_ROW, FUSED, MASK_ROW, factors
+from infill_engine.core import ModelError
 from infill_engine.smollm import BLOCK_GATE, END_ID, MASK_ID, RIGHT_GATE, SINK_ID, SMOLLM2, SPECIALS, Shape
 
 #: Added to scores of keys that are not seen.
@@ -168,19 +169,37 @@ class Trainee(torch.nn.Module):
             a, b = self._factors(layer, name)
             self._merged[layer, name].copy_(torch.addmm(base, b, a))
 
-    def adapter(self, of: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """The adapter as `infill_engine.adapter` has it; of: parameters by name to take instead of the own ones. The
-        queries' rows are those of the base's own scale."""
-        named = of if of is not None else dict(self.named_parameters())
-        tensors = {MASK_ROW: named["mask_row"].detach(), END_ROW: named["end_row"].detach()}
+    def adapter(self) -> dict[str, Tensor]:
+        """What was learned, as `infill_engine.adapter` has it."""
+        tensors = {MASK_ROW: self.mask_row.detach().clone(), END_ROW: self.end_row.detach().clone()}
+        for key in self._keys():
+            tensors[key] = self.factors[_attribute(key)].detach() * self._scale(key)
+        return tensors
+
+    @torch.no_grad()
+    def start(self, adapter: Mapping[str, Tensor]) -> None:
+        """Goes on from an adapter of the same rank. Raises `ModelError` if it is not one."""
+        try:
+            self.mask_row.copy_(adapter[MASK_ROW])
+            self.end_row.copy_(adapter[END_ROW])
+            for key in self._keys():
+                self.factors[_attribute(key)].copy_(adapter[key].to(self.device) / self._scale(key))
+        except (KeyError, RuntimeError) as error:
+            raise ModelError(f"training cannot go on from this adapter ({error}): give one of the same rank") from None
+        self.merge()
+
+    def _keys(self) -> Iterator[str]:
+        """The names of all factors in an adapter."""
         for layer in range(self.shape.layers):
             for name in FUSED:
-                for key in factors(layer, name):
-                    tensor = named[f"factors.{_attribute(key)}"].detach().clone()
-                    if name == "attn_qkv" and key.endswith(".b"):
-                        tensor[: self.shape.heads * self.shape.head_size] *= math.sqrt(self.shape.head_size)
-                    tensors[key] = tensor
-        return tensors
+                yield from factors(layer, name)
+
+    def _scale(self, key: str) -> Tensor:
+        """By what a factor's rows [O, 1] are larger in an adapter: there queries are not scaled for the scores yet."""
+        scale = torch.ones(len(self.factors[_attribute(key)]), 1, device=self.device)
+        if key.endswith("attn_qkv.b"):
+            scale[: self.shape.heads * self.shape.head_size] = math.sqrt(self.shape.head_size)
+        return scale
 
     def forward(self, window: Window) -> tuple[Tensor, Tensor]:
         """Rows [T, width] of all canvas tokens that predict something, final norm applied, and their index among all

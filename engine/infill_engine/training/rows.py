@@ -53,7 +53,7 @@ class Mix:
     #: `suffix` tokens at most, but as many in all gaps of a window: blocks are padded to the longest.
     no_suffix: float = 0.06
     whole_suffix: float = 0.15
-    suffix: tuple[int, int] = (8, 64)
+    suffix: tuple[int, int] = (8, 48)
     #: Of windows whose snippet is used, where they have one.
     snippet: float = 0.8
     #: Of gaps whose block stands farther away, as behind a longer prefix.

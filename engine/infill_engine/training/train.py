@@ -312,8 +312,10 @@ def run(
     config: TrainConfig,
     device: str = "auto",
     threads: int = 0,
+    start: Path | None = None,
 ) -> None:
     """Trains in `folder`, or goes on where a run there was ended. Prints what happens, a line a minute.
+    start: an adapter from which a new run goes on.
 
     Raises `ModelError` for a device that is not there, `ValueError` or `OSError` for files of gaps that are none.
     """
@@ -322,6 +324,8 @@ def run(
     torch.set_num_threads(threads or models.physical_cores())
     tensors, tokenizer = base(base_file)
     trainee = Trainee(tensors, config.rank, config.seed, device, last=config.last_layers)
+    if start is not None:
+        trainee.start(adapter.load(start))
     Run(trainee, tokenizer, gaps, held, folder, config, lambda line: print(line, flush=True)).train()
 
 
