@@ -25,8 +25,8 @@ Floats = NDArray[np.float64]
 PRECISION = 0.6
 #: Thresholds that are tried.
 GRID = np.unique(np.concatenate([np.geomspace(1e-4, 0.02, 24), np.linspace(0.02, 0.99, 98)]))
-#: What pulls the weights to 0, beside a weight of 1 a gap.
-RIDGE = 0.3
+#: What pulls the weights to those of the running product alone, beside a weight of 1 a gap.
+RIDGE = 2.0
 NEWTON_STEPS = 50
 
 
@@ -45,7 +45,7 @@ class Options:
         found = cuts(_shown(filled), filled.kind)
         sizes = np.array([cut.offset for cut in found], np.int64)
         features = np.array([cut.features for cut in found], np.float64).reshape(len(found), len(FEATURES))
-        right = [filled.truth.startswith(filled.shown[:size].rstrip()) for size in sizes]
+        right = [filled.wanted.startswith(filled.shown[:size].rstrip()) for size in sizes]
         return cls(filled, sizes, features, np.array(right, np.bool_))
 
     @property
@@ -64,23 +64,33 @@ Choice = Callable[[Options, float], int]
 
 def fit(gaps: Sequence[Options]) -> Floats:
     """Weights [F] of a logistic regression of `right`, by Newton's method (Hastie, Tibshirani and Friedman 2009,
-    section 4.4.1), with a ridge on the standardised features."""
+    section 4.4.1), with a ridge on the standardised features around the weights by which a text is as sure as the
+    product of its probabilities."""
     gaps = [gap for gap in gaps if len(gap.sizes)]
+    prior: Floats = (np.array(FEATURES) == "product").astype(np.float64)
     if not gaps:
-        return np.zeros(len(FEATURES))
+        return prior
     x = np.concatenate([gap.features for gap in gaps])
     y = np.concatenate([gap.right for gap in gaps]).astype(np.float64)
     share = np.concatenate([np.full(len(gap.sizes), 1 / len(gap.sizes)) for gap in gaps])
     scale = x.std(0)
     scale[scale < 1e-9] = 1.0
-    x, weights = x / scale, np.zeros(x.shape[1])
+    x, prior = x / scale, prior * scale
+    weights = prior
     ridge = np.where(np.array(FEATURES) == "one", 1e-6, RIDGE)
+
+    def loss(at: Floats) -> float:
+        z = x @ at
+        return float((share * (np.logaddexp(0, z) - y * z)).sum() + (ridge * (at - prior) ** 2).sum() / 2)
+
     for _ in range(NEWTON_STEPS):
         p = _logistic(x @ weights)
-        gradient = x.T @ (share * (y - p)) - ridge * weights
+        gradient = x.T @ (share * (y - p)) - ridge * (weights - prior)
         curvature = (x * (share * p * (1 - p))[:, None]).T @ x + np.diag(ridge)
         step = np.linalg.solve(curvature, gradient)
-        weights += step
+        while loss(weights + step) > loss(weights) and np.abs(step).max() > 1e-9:  # it went too far
+            step /= 2
+        weights = weights + step
         if np.abs(step).max() < 1e-8:
             break
     found: Floats = weights / scale

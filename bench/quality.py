@@ -221,13 +221,14 @@ def ended(filled: Sequence[Filled]) -> str:
 
 
 def of_ends(forced: Rows, free: Rows) -> str:
-    header = ["decoder", "end right", "tokens right", "end right in its own text", "of gaps"]
+    header = ["decoder", "end right", "of the model", "tokens right", "end right in its own text", "of gaps"]
     rows = []
     for name, filled in forced.items():
         own = [of.ended for of in free[name] if of.ended is not None]
         rows.append(
             [
                 name,
+                exact(filled),
                 ended(filled),
                 f"{sum(of.agreed or 0 for of in filled) / max(1, sum(of.forced or 0 for of in filled)):.1%}",
                 ratio(own).percent() if own else "",
@@ -399,11 +400,12 @@ it. A decoder that is missing is one that the model cannot do.
         """## Where a text ends
 
 Here the truth is written for the model, token by token, as long as it would not end before, and from its end on the
-model writes. *End right*: the text that is chosen is the truth. *In its own text*: of the texts above which are the
-truth, or begin with it, or are its beginning, those that are the truth.
+model writes. *End right*: the edit makes the document that was. *Of the model*: its own text, at the end chosen for
+it, is the truth. *In its own text*: of the texts above which are the truth, or begin with it, or are its beginning,
+those that are the truth.
 """,
         of_ends(results.forced, results.decoders),
-        *(of_strata("end right", results.forced, by, ended) for by in (made, language)),
+        *(of_strata("end right", results.forced, by, exact) for by in (made, language)),
         "## What it is made of\n",
         of_variants(results.ablations),
         "In other types:\n",

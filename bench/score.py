@@ -47,6 +47,11 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True):
     passed: bool | None = None
 
     @property
+    def wanted(self) -> str:
+        """What `shown` should be."""
+        return self.truth + self.tail[: len(self.tail) - len(self.rest)]
+
+    @property
     def exact(self) -> bool:
         """Whether the edit makes the document that was."""
         return same(self.shown, self.rest, self.truth, self.tail)
@@ -58,7 +63,7 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def first_line(self) -> bool:
-        return first_line(self.shown) == first_line(self.truth)
+        return first_line(self.shown) == first_line(self.wanted)
 
     @property
     def ended(self) -> bool | None:
