@@ -534,6 +534,26 @@ def test_without_a_match_the_model_is_left_alone():
     assert (mixed.token[0], mixed.prob[0], mixed.entropy[0]) == (7, 0.4, 1.2)
 
 
+def test_rows_of_several_canvases_are_mixed_as_one():
+    one = Candidates.of(match({1: 2, 2: 1}), match({3: 1}), EVEN)
+    other = Candidates.of(match({}), match({4: 1}), EVEN)
+    stacked = Candidates.stacked([(1, one), (3, other)], 5)
+    rows = np.arange(5)
+    scores = np.log(np.full(stacked.ids.shape, 0.1))
+    model = rows % 2 + 5, np.full(5, 0.5), np.zeros(5), np.full(5, 1.5)
+    mixed = mix(stacked, *model, scores)
+    for row, candidates in ((1, one), (3, other)):
+        alone = mix(candidates, *(a[row : row + 1] for a in model), scores[:1, : candidates.ids.shape[1]])
+        assert (mixed.token[row], mixed.prob[row], mixed.entropy[row]) == pytest.approx(
+            (alone.token[0], alone.prob[0], alone.entropy[0])
+        )
+    left_alone = [0, 2, 4]
+    assert mixed.token[left_alone].tolist() == [5, 5, 5]
+    assert mixed.prob[left_alone].tolist() == [0.5, 0.5, 0.5]
+    assert mixed.entropy[left_alone] == pytest.approx(1.5)
+    assert Candidates.stacked([], 2).ids.shape == (2, 0)
+
+
 def test_restrictions_hold_for_their_own_rows():
     view = Memory(10, EVEN).view("d", [(1, 2, 3, 1, 2, 4, 1, 2)], [])
     allowed = {0: np.arange(10) == 4, 1: np.arange(10) == 9}
