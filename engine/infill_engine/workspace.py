@@ -296,8 +296,8 @@ class Workspace:
         self._recent = _Recent()
         #: What a merge under way has taken over.
         self._sealed: _Recent | None = None
-        #: What was deleted since the index was written last: path -> content.
-        self._gone: dict[int, int] = {}
+        #: Paths and contents that were deleted since the index was written last.
+        self._gone: set[tuple[int, int]] = set()
         self._stamp: tuple[int, ...] = ()
         self._change = _Change()
         self._verified: set[str] = set()
@@ -362,7 +362,6 @@ class Workspace:
             if len(ids) > MOST_FILE or not room:
                 return False
             self._recent.put(number, of_content, ids)
-            self._gone.pop(number, None)
             self._change.changed = self._change.changed or time.monotonic()
             if self._recent.size > MERGED:
                 self._lock.notify_all()
@@ -400,6 +399,7 @@ class Workspace:
         except OSError:
             with self._lock:
                 self._unseal()
+                self._change.changed = time.monotonic()
             return False
 
     def close(self) -> None:
@@ -437,13 +437,13 @@ class Workspace:
     def _remove(self, path: int) -> None:
         for chain in self._chains:
             if path in chain.files:
-                self._gone[path] = chain.files[path][0]
+                self._gone.add((path, chain.files[path][0]))
                 chain.remove(path)
         for segment in self._segments:
             if (at := segment.find(path)) is not None:
-                self._gone[path] = int(segment.contents[at])
+                self._gone.add((path, int(segment.contents[at])))
                 segment.kill(at)
-        if path in self._gone:
+        if self._gone:
             self._change.deleted = self._change.deleted or time.monotonic()
             self._change.changed = self._change.changed or time.monotonic()
             self._lock.notify_all()
@@ -476,7 +476,7 @@ class Workspace:
         with self._lock:
             self._segments, self._stamp = segments, stamp
             for segment in segments:  # what was done here since, and what came here, is newer than what lies there
-                for number, content in self._gone.items():
+                for number, content in self._gone:
                     at = segment.find(number)
                     if at is not None and segment.contents[at] == content:
                         segment.kill(at)
@@ -512,8 +512,7 @@ class Workspace:
     def _write_index(self) -> None:
         with self._lock:
             segments = {s.name: np.flatnonzero(s.dead).tolist() for s in self._segments}
-            self._gone.clear()
-            self._change.deleted = 0.0
+            noted = self._gone.copy()
         index = _Index(FORMAT, self._vocab, segments)
         path, temporary = self._folder / "index", self._folder / f"index.{os.getpid()}.tmp"
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
@@ -522,6 +521,9 @@ class Workspace:
             os.fsync(file.fileno())
         temporary.replace(path)
         self._stamp = _stamp(path)
+        with self._lock:
+            self._gone -= noted
+            self._change.deleted = time.monotonic() if self._gone else 0.0
         for other in self._folder.iterdir():  # what was replaced, and what a killed engine left
             if other.name not in ("index", "lock", *segments):
                 with contextlib.suppress(OSError):

@@ -255,6 +255,20 @@ def test_two_engines_on_one_folder_lose_nothing(tmp_path: Path) -> None:
     assert look(b, [4, 4]) == (0, {})
 
 
+def test_what_was_changed_and_then_deleted_does_not_come_back_with_what_another_engine_wrote(tmp_path: Path) -> None:
+    a = Workspace(tmp_path, VOCAB, background=False)
+    a.put("a", "1", [1, 2, 3])
+    assert a.merge()
+    b = Workspace(tmp_path, VOCAB, background=False)
+    a.put("a", "2", [1, 2, 4])
+    a.remove("a")
+    b.put("b", "1", [0, 0, 0])
+    assert b.merge()
+    assert a.merge()
+    assert look(a, [1, 2]) == (0, {})
+    assert Workspace(tmp_path, VOCAB, background=False).files == 1
+
+
 def test_while_another_engine_writes_all_stays_in_memory(tmp_path: Path) -> None:
     memory = Workspace(tmp_path, VOCAB, background=False)
     with (tmp_path / "lock").open("w") as lock:
