@@ -76,8 +76,9 @@ class _Chunk(NamedTuple):
 
     #: Index of each padded token among all canvas tokens, int64 [B, L]; padding repeats the row's first.
     gather: Tensor
-    #: The same the other way: index in [B * L] of each canvas token of these rows, int64.
-    scatter: Tensor
+    #: Places in [B * L] that are tokens, and which canvas tokens they are, int64 both.
+    places: Tensor
+    tokens: Tensor
     #: Rotations at absolute positions, in the block's and in the snippet's.
     absolute: tuple[Tensor, Tensor]
     in_block: tuple[Tensor, Tensor]
@@ -211,11 +212,12 @@ class Trainee(torch.nn.Module):
         stream, blocks, snippet = self._contexts(window)
         # On a CPU padding costs more than calls, on a GPU it is the other way round.
         chunks = list(self._chunks(window, starts, 4 if self.device.type == "cpu" else len(window.rows)))
+        back = _back(chunks)
         is_mask = (tokens == MASK_ID)[:, None]
         x = torch.where(is_mask, self.mask_row, F.embedding(tokens, self._embedding))
         for layer in range(self.shape.layers):
             of_layer = stream[layer], blocks[layer], snippet[layer] if snippet else None
-            x = x + self._attention(x, layer, chunks, *of_layer)
+            x = x + self._attention(x, layer, chunks, back, *of_layer)
             x = x + self._ffn(x, layer)
         targets = torch.tensor([t for row in window.rows for t in row.targets], device=self.device)
         predicting = torch.nonzero(targets >= 0)[:, 0]
@@ -348,7 +350,7 @@ class Trainee(torch.nn.Module):
             positions = torch.zeros(batch, length)
             own = torch.full((batch, length, length), HIDDEN)
             own[:, :, 0] = 0.0  # so that padding sees something
-            scatter = []
+            places, tokens = [], []
             prefix = max(1, *(row.origin for row in rows))
             prefix_bias = torch.full((batch, prefix), HIDDEN)
             block_bias = torch.full((batch, longest_block), HIDDEN)
@@ -357,7 +359,8 @@ class Trainee(torch.nn.Module):
             for b, (r, row) in enumerate(zip(which, rows, strict=True)):
                 n = len(row.tokens)
                 gather[b, :n] = torch.arange(starts[r], starts[r] + n)
-                scatter.append(torch.arange(n) + b * length)
+                places.append(torch.arange(n) + b * length)
+                tokens.append(torch.arange(starts[r], starts[r] + n))
                 positions[b, :n] = torch.tensor(row.positions, dtype=torch.float32)
                 own[b, :n, :n] = _sight(row)
                 prefix_bias[b, : row.origin] = 0.0
@@ -373,7 +376,8 @@ class Trainee(torch.nn.Module):
             ]
             yield _Chunk(
                 gather.to(self.device),
-                torch.cat(scatter).to(self.device),
+                torch.cat(places).to(self.device),
+                torch.cat(tokens).to(self.device),
                 self._rotation(positions),
                 self._rotation(positions - base),
                 self._rotation(positions + len(window.snippet)),
@@ -386,15 +390,21 @@ class Trainee(torch.nn.Module):
             )
 
     def _attention(
-        self, x: Tensor, layer: int, chunks: Sequence[_Chunk], stream: _KV, blocks: _KV, snippet: _KV | None
+        self,
+        x: Tensor,
+        layer: int,
+        chunks: Sequence[_Chunk],
+        back: Tensor,
+        stream: _KV,
+        blocks: _KV,
+        snippet: _KV | None,
     ) -> Tensor:
         """The attention of canvas tokens [N, width] to their contexts and to each other, projected."""
         heads, kv_heads = self.shape.heads, self.shape.kv_heads
-        qkv = self._qkv(x, layer)
-        attended, order = [], []
+        qkv, attended = self._qkv(x, layer), []
         for chunk in chunks:
-            own = qkv[chunk.gather]
-            length = own.shape[1]
+            batch, length = chunk.gather.shape
+            own = qkv.index_select(0, chunk.gather.flatten()).view(batch, length, -1, self.shape.head_size)
             qk = _rotated(own[:, :, : heads + kv_heads], chunk.absolute)
             q, keys = _grouped(qk[:, :, :heads], kv_heads), qk[:, :, heads:].transpose(1, 2)
             values = own[:, :, heads + kv_heads :].transpose(1, 2)
@@ -415,10 +425,8 @@ class Trainee(torch.nn.Module):
             out = parts[0] @ seen[0].values
             for part, kv in zip(parts[1:], seen[1:], strict=True):
                 out = out + part @ kv.values
-            attended.append(_ungrouped(out, length).flatten(0, 1)[chunk.scatter])
-            order.append(chunk.gather.flatten()[chunk.scatter])
-        flat = torch.cat(attended)[torch.argsort(torch.cat(order))]
-        return self._product(flat.flatten(1), layer, "attn_output").float()
+            attended.append(_ungrouped(out, length).flatten(0, 1))
+        return self._product(torch.cat(attended).index_select(0, back), layer, "attn_output").float()
 
 
 class Loss(NamedTuple):
@@ -435,6 +443,18 @@ class Loss(NamedTuple):
     #: Of the weighted sum by the rows [T, width] and by END's row [width], on their device.
     grad: Tensor
     end_grad: Tensor
+
+
+def _back(chunks: Sequence[_Chunk]) -> Tensor:
+    """Where each canvas token stands among the padded tokens of all chunks, int64 [N]."""
+    first, places = 0, []
+    for chunk in chunks:
+        places.append(chunk.places + first)
+        first += chunk.gather.numel()
+    tokens = torch.cat([chunk.tokens for chunk in chunks])
+    back = torch.empty_like(tokens)
+    back[tokens] = torch.cat(places)
+    return back
 
 
 def _attribute(key: str) -> str:
