@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from infill_engine.protocol import Candidate, End
 from numpy.typing import NDArray
 
 from bench.score import Filled
-from infill_lsp.confidence import FEATURES, Gate, best, cuts
+from infill_lsp.confidence import FEATURES, Gate, best, cuts, shown
 
 Floats = NDArray[np.float64]
 
@@ -42,7 +41,7 @@ class Options:
 
     @classmethod
     def of(cls, filled: Filled) -> Options:
-        found = cuts(_shown(filled), filled.kind)
+        found = cuts(shown(filled.candidate, filled.shown), filled.kind)
         sizes = np.array([cut.offset for cut in found], np.int64)
         features = np.array([cut.features for cut in found], np.float64).reshape(len(found), len(FEATURES))
         right = [filled.wanted.startswith(filled.shown[:size].rstrip()) for size in sizes]
@@ -230,29 +229,6 @@ def calibration(judged: Judged, bins: int = 5) -> list[tuple[float, float, float
             mean, truth = (float((share * of)[here].sum() / weight) for of in (p, right))
             rows.append((weight / float(share.sum()), mean, truth))
     return rows
-
-
-def _shown(filled: Filled) -> Candidate:
-    """The candidate as if its text were what is shown of it."""
-    shift = filled.candidate.text.find(filled.shown) if filled.shown else -1
-    if shift < 0:
-        return Candidate("")
-    size = len(filled.shown)
-    tokens = [
-        (prob, offset - shift)
-        for prob, offset in zip(filled.candidate.probs, filled.candidate.offsets, strict=True)
-        if 0 < offset - shift <= size
-    ]
-    return Candidate(
-        filled.shown,
-        tuple(prob for prob, _ in tokens),
-        tuple(offset for _, offset in tokens),
-        tuple(
-            End(end.offset - shift, end.suffix_logprob, end.end_prob)
-            for end in filled.candidate.ends
-            if 0 < end.offset - shift <= size
-        ),
-    )
 
 
 def _logistic(x: Floats) -> Floats:

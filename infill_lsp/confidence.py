@@ -9,7 +9,7 @@ It knows candidates and kinds of gaps, neither the document nor the model. The w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import exp, log, log1p
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import get_args
 import msgspec
 from infill_engine.protocol import Candidate
 
-from infill_lsp.core import Kind
+from infill_lsp.core import Edit, Kind
 from infill_lsp.extraction import is_word
 
 #: The fitted weights, installed with the package.
@@ -71,6 +71,16 @@ class Gate:
         score = sum(self.weights[name] * value for name, value in zip(FEATURES, cut.features, strict=True))
         return 1 / (1 + exp(-max(-50.0, min(50.0, score))))
 
+    def sure(self, edit: Edit, candidate: Candidate, kind: Kind, eol: str) -> Edit | None:
+        """The part of an edit made of a candidate that is worth showing; None where none is. Text that is cut off no
+        longer brings what it replaces, which then stays."""
+        text = edit.text.replace(eol, "\n")
+        size = self.worth(shown(candidate, text), kind)
+        if size >= len(text):
+            return edit
+        part = text[:size].rstrip()
+        return replace(edit, end=edit.start, text=part.replace("\n", eol)) if part else None
+
     def worth(self, candidate: Candidate, kind: Kind) -> int:
         """How many code points of the candidate's text to show; 0: nothing."""
         options = cuts(candidate, kind)
@@ -82,6 +92,22 @@ def best(options: Sequence[tuple[int, float]], threshold: float) -> int:
     enough; 0 where there is none."""
     enough = [(size * p, size) for size, p in options if p >= threshold]
     return max(enough)[1] if enough else 0
+
+
+def shown(candidate: Candidate, text: str) -> Candidate:
+    """The candidate as if its text were `text`, a part of it; an empty one if it is none."""
+    shift = candidate.text.find(text) if text else -1
+    if shift < 0:
+        return Candidate("")
+    pairs = zip(candidate.probs, candidate.offsets, strict=True)
+    tokens = [(prob, offset - shift) for prob, offset in pairs if 0 < offset - shift <= len(text)]
+    ends = [msgspec.structs.replace(end, offset=end.offset - shift) for end in candidate.ends]
+    return Candidate(
+        text,
+        tuple(prob for prob, _ in tokens),
+        tuple(offset for _, offset in tokens),
+        tuple(end for end in ends if 0 < end.offset <= len(text)),
+    )
 
 
 def cuts(candidate: Candidate, kind: Kind) -> list[Cut]:

@@ -12,7 +12,7 @@ from msgspec.structs import replace as altered
 
 from bench import gate
 from bench.score import Filled
-from infill_lsp.confidence import FEATURES, cuts
+from infill_lsp.confidence import FEATURES, cuts, shown
 
 WORDS = ("one ", "two ", "three ", "four ")
 
@@ -73,7 +73,7 @@ def test_where_nothing_is_missing_whatever_is_shown_is_wrong():
 def test_a_shown_text_keeps_the_probabilities_of_its_own_tokens():
     (gap,) = world(1)
     of = altered(gap.filled, candidate=Candidate("    ab cd ef", (0.1, 0.5, 0.6, 0.7), (4, 6, 9, 12)), shown="ab cd")
-    assert [cut.offset for cut in cuts(gate._shown(of), "rest")] == [2, 5]
+    assert [cut.offset for cut in cuts(shown(of.candidate, of.shown), "rest")] == [2, 5]
     assert gate.Options.of(of).product == pytest.approx([0.5, 0.3])
 
 

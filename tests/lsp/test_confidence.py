@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from infill_engine.protocol import Candidate, End
 
 from infill_lsp.confidence import FEATURES, FITTED, Gate, best, cuts, fitted
+from infill_lsp.core import Edit
 
 TOKENS = st.lists(st.tuples(st.text("ab_ (\n", min_size=1, max_size=4), st.floats(0, 1)), max_size=12)
 
@@ -93,3 +94,21 @@ def test_the_installed_weights_are_those_of_the_features():
     for a, b in pairwise([0.1, 0.5, 0.9, 0.999]):
         low, high = (cuts(candidate([("x", prob), (" y", prob)]), "rest")[-1] for prob in (a, b))
         assert of.confidence(low) < of.confidence(high)
+
+
+def test_an_edit_is_cut_to_what_is_sure_and_leaves_what_it_would_have_replaced():
+    of = candidate([("a", 0.9), (" +", 0.9), (" b", 0.1), (")", 0.1), ("\n", 0.9), ("c", 0.9)])
+    whole = Edit(3, 4, 5, "a + b)\r\nc")
+    sure = gate(0.5, **{"product log": 4.0, "one": 2.0}).sure(whole, of, "rest", "\r\n")
+    assert sure == Edit(3, 4, 4, "a +")
+
+
+def test_an_edit_that_is_sure_stays_as_it_is():
+    of, whole = candidate([("a", 0.9), ("\n", 0.9), ("b", 0.9)]), Edit(3, 4, 5, "a\r\nb")
+    assert gate(0.5, one=1.0).sure(whole, of, "lines", "\r\n") == whole
+
+
+def test_nothing_is_shown_of_an_edit_that_is_not_sure():
+    of = candidate([("a", 0.9), (" b", 0.9)])
+    assert gate(0.5, one=-1.0).sure(Edit(0, 0, 0, "a b"), of, "rest", "\n") is None
+    assert gate(0.5, one=9.0).sure(Edit(0, 0, 0, "elsewhere"), of, "rest", "\n") is None
