@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +24,10 @@ from infill_engine.config import EngineConfig
 from infill_engine.core import Canvas, Rows
 from infill_engine.engine import Engine
 from infill_engine.protocol import Candidate, cache_dir
+from numpy.typing import NDArray
+from rich.console import Console
 from rich.progress import track
+from rich.table import Table
 
 from bench.filling import Case, Model, _tokens, held_out, with_suffix
 
@@ -99,6 +103,75 @@ def _endless(model: Model, truth: Truth) -> Engine:
     return engine
 
 
+#: What the rule knows of a line end.
+FEATURES = ("one", "END", "suffix", "suffix, gained", "lines")
+
+
+def features(of: Ends) -> NDArray[np.float64]:
+    """[ends, FEATURES]: 1, the log-odds of END, the suffix's mean log-probability, by how much that is more than at the
+    best end before (0 for the first), and the logarithm of the lines."""
+    suffix = np.array([place.suffix for place in of.places])
+    best = np.maximum.accumulate(suffix)
+    gained = np.concatenate([[0.0], suffix[1:] - best[:-1]])
+    columns = [np.ones(len(suffix)), [p.end for p in of.places], suffix, gained, [math.log(p.lines) for p in of.places]]
+    return np.stack([np.asarray(column, np.float64) for column in columns], 1)
+
+
+def fit(gaps: Sequence[Ends], which: Sequence[str], ridge: float = 1.0) -> NDArray[np.float64]:
+    """Weights [FEATURES] of a logistic regression of "the gap ends here" over the ends up to the true one, those of all
+    gaps together as heavy where it ends as where it goes on; 0 for features that are not in `which`."""
+    x = np.concatenate([features(gap)[: gap.true + 1] for gap in gaps])
+    y = np.concatenate([np.arange(gap.true + 1) == gap.true for gap in gaps]).astype(np.float64)
+    share = np.where(y > 0, 0.5 / max(1.0, y.sum()), 0.5 / max(1.0, (1 - y).sum())) * len(y)
+    used = np.array([name in which or name == "one" for name in FEATURES])
+    x, weights = x[:, used], np.zeros(used.sum())
+    for _ in range(30):
+        p = 1 / (1 + np.exp(-x @ weights))
+        curvature = (x * (share * p * (1 - p))[:, None]).T @ x + ridge * np.eye(len(weights))
+        weights = weights + np.linalg.solve(curvature, x.T @ (share * (y - p)) - ridge * weights)
+    found = np.zeros(len(FEATURES))
+    found[used] = weights
+    return found
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a rule does, in shares of gaps: the true end is its best of all; it stops at the true end; it goes on at
+    every end before; both. A gap that ends with its first line has no end before."""
+
+    best: float
+    stops: float
+    goes_on: float
+    right: float
+
+
+def judge(gaps: Sequence[Ends], which: Sequence[str]) -> Judged:
+    """Each gap by weights that were fitted on the packages of the other half."""
+    packages = sorted({gap.package for gap in gaps})
+    best, stops, goes_on, longer = [], [], [], []
+    for side in (0, 1):
+        own = [gap for gap in gaps if packages.index(gap.package) % 2 == side]
+        weights = fit([gap for gap in gaps if packages.index(gap.package) % 2 != side], which)
+        for gap in own:
+            score = features(gap) @ weights
+            best.append(int(score.argmax()) == gap.true)
+            stops.append(score[gap.true] > 0)
+            goes_on.append(bool((score[: gap.true] <= 0).all()))
+            longer.append(gap.true > 0)
+    both = [a and b for a, b in zip(stops, goes_on, strict=True)]
+    before = [a for a, long in zip(goes_on, longer, strict=True) if long]
+    return Judged(*(float(np.mean(of)) for of in (best, stops, before, both)))
+
+
+RULES = {
+    "END": ("END",),
+    "the suffix's likelihood": ("suffix",),
+    "both": ("END", "suffix"),
+    "both, and what the likelihood gained": ("END", "suffix", "suffix, gained"),
+    "all": FEATURES,
+}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the tables."""
     parser = argparse.ArgumentParser(prog="bench.ends", description=__doc__)
@@ -116,7 +189,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     kept = [one for case in track(cases) if (one := scored(case, model, truth)) is not None]
     if options.out:
         options.out.write_text("\n".join(json.dumps(asdict(one)) for one in kept), encoding="utf-8")
-    print(len(kept), "gaps")
+    report(kept)
+
+
+def report(gaps: Sequence[Ends]) -> None:
+    """Prints how often each rule is right, and the weights of the last."""
+    ends = [len(gap.places) for gap in gaps]
+    print(
+        f"{len(gaps)} gaps, {sum(gap.true for gap in gaps)} ends before the true ones; a guess among all ends is right"
+    )
+    print(f"in {np.mean([1 / n for n in ends]):.0%}; decided by weights fitted on other packages")
+    table = Table(box=None)
+    for i, name in enumerate(("rule", "best of all", "stops", "goes on", "both")):
+        table.add_column(name, justify="right" if i else "left")
+    for name, which in RULES.items():
+        of = judge(gaps, which)
+        table.add_row(name, *(f"{share:.0%}" for share in (of.best, of.stops, of.goes_on, of.right)))
+    Console().print(table)
+    for name, which in RULES.items():
+        print(name, {f: round(float(w), 3) for f, w in zip(FEATURES, fit(gaps, which), strict=True) if w})
 
 
 if __name__ == "__main__":
