@@ -119,7 +119,7 @@ def words(text: str) -> list[str]:
     return found
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 14)
 def _split(identifier: str) -> tuple[str, ...]:
     if len(identifier) > _MAX_WORD:
         return ()

@@ -26,6 +26,8 @@ from infill_lsp.chunks import Chunk, words
 VERSION = 1
 #: Days after which the database of a folder that nobody opened is removed.
 KEPT_DAYS = 30
+#: Definitions of one name that are looked at.
+MAX_DEFINITIONS = 200
 #: Pages of an FTS5 merge in one transaction, some milliseconds.
 MERGE_PAGES = 64
 
@@ -195,6 +197,11 @@ class Database:
         row = self._connection.execute("SELECT hash FROM files WHERE path = ?", (path,)).fetchone()
         return row[0] if row else None
 
+    def words_of(self, path: str) -> Counter[str]:
+        """In how many chunks of the file each word is."""
+        query = "SELECT text FROM files JOIN chunks ON file = files.id WHERE path = ?"
+        return Counter(word for (text,) in self._connection.execute(query, (path,)) for word in set(words(text)))
+
     def manifest(self) -> dict[str, bytes]:
         """Path and hash of each file that has text."""
         return dict(self._connection.execute("SELECT path, hash FROM files WHERE refused = ''"))
@@ -257,14 +264,19 @@ class Database:
             """
         return [_found(row) for row in self._connection.execute(query, (match, *without, limit))]
 
-    def definitions(self, name: str, limit: int) -> list[Found]:
-        """Chunks of definitions of this name."""
+    def definition(self, name: str, fits: Callable[[str], int]) -> Found | None:
+        """A definition of this name, of the file whose path `fits` best; None where none does (0)."""
+        query = "SELECT chunks.id, path FROM chunks JOIN files ON files.id = file WHERE name = ? AND name <> '' LIMIT ?"
+        rows = self._connection.execute(query, (name, MAX_DEFINITIONS)).fetchall()
+        chunk, path = max(rows, key=lambda row: fits(row[1]), default=(0, ""))
+        if not path or not fits(path):
+            return None
         query = """
             SELECT path, name, first, last, text, 0.0, size, mtime, ctime, seen
-            FROM chunks JOIN files ON files.id = file
-            WHERE name = ? AND name <> '' LIMIT ?
+            FROM chunks JOIN files ON files.id = file WHERE chunks.id = ?
             """
-        return [_found(row) for row in self._connection.execute(query, (name, limit))]
+        row = self._connection.execute(query, (chunk,)).fetchone()
+        return _found(row) if row else None
 
     def watch_clock(self, late: Callable[[], bool]) -> None:
         """Has queries end with `sqlite3.OperationalError` once `late`."""

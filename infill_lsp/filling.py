@@ -265,6 +265,7 @@ class Filler:
             self._removed += self._stored.write(batch)
             if worth:
                 self._tell(state="filling", done=done, total=len(paths))
+        self._meanwhile(self._rules, self._stored)
         self._tell(state="ready", done=0, total=0)
 
     def _batches(self, paths: Sequence[str]) -> Iterator[tuple[int, list[File]]]:

@@ -99,6 +99,11 @@ class Index:
     def status(self) -> Status:
         return self._status
 
+    @property
+    def size(self) -> int:
+        """How many chunks there are, about."""
+        return self._status.chunks + self._open.size
+
     def start(self) -> None:
         """Begins to fill and to watch, in a thread. Once."""
         self._worker = threading.Thread(target=self._run, name="index", daemon=True)
@@ -159,14 +164,11 @@ class Index:
             found = self._ask(lambda reader: reader.frequencies(asked), budget_s) or {}
         with self._changed:
             for word in asked:
-                # What is stored counts open documents as they were saved, which is near to what they are.
-                count = max(found.get(word, 0), self._open.count(word))
+                count = found.pop(word, 0) + self._open.count(word) - self._open.count_covered(word)
                 if seen is not None:
                     count -= self._open.count_seen(word, seen)
                 if count > 0:
                     found[word] = count
-                else:
-                    found.pop(word, None)
         return found
 
     def search(self, asked: dict[str, int], seen: Seen | None, limit: int, budget_s: float = math.inf) -> list[Found]:
@@ -181,14 +183,17 @@ class Index:
             found += self._ask(lambda reader: reader.search(list(asked), covered, limit), budget_s) or []
         return sorted(found, key=lambda each: -each.score)[:limit]
 
-    def definitions(self, name: str, limit: int, budget_s: float = math.inf) -> list[Found]:
-        """Chunks of definitions of this name."""
+    def definition(self, name: str, fits: Callable[[str], int], budget_s: float = math.inf) -> Found | None:
+        """A definition of this name, of the file whose path `fits` best; None where none does (0)."""
         with self._changed:
+            opened = self._open.definition(name, fits)
             covered = set(self._texts)
-            found = self._open.definitions(name)
+        best = fits(opened.path) if opened is not None else 0
         with self._reading:
-            stored = self._ask(lambda reader: reader.definitions(name, limit), budget_s) or []
-        return [*found, *(each for each in stored if each.path not in covered)][:limit]
+            stored = self._ask(
+                lambda reader: reader.definition(name, lambda path: 0 if path in covered else fits(path)), budget_s
+            )
+        return stored if stored is not None and fits(stored.path) > best else opened
 
     def holds(self, found: Found) -> bool:
         """Whether what was found is still there, as it was: told by the file itself, before anybody else does."""
@@ -277,6 +282,15 @@ class Index:
         if not stored.path.exists():
             raise database.NotOurs("somebody removed it")
         with self._changed:
+            opened = list(self._texts)
+        for path in opened:
+            hash = stored.hash_of(path)
+            if self._open.covers(path) != hash:
+                covered = stored.words_of(path)
+                with self._changed:
+                    if path in self._texts:
+                        self._open.cover(path, hash, covered)
+        with self._changed:
             if rules is not self._rules:
                 self._rules = rules
                 self._dirty.update(self._texts)
@@ -303,6 +317,12 @@ class _Open:
         #: Word -> chunk -> how often.
         self._words: defaultdict[str, dict[int, int]] = defaultdict(dict)
         self._counts: dict[int, Counter[str]] = {}
+        #: Of the same files in the database: the hash, and how many chunks have each word.
+        self._covered: dict[str, tuple[bytes | None, Counter[str]]] = {}
+
+    @property
+    def size(self) -> int:
+        return len(self._chunks)
 
     @property
     def fingerprints(self) -> dict[str, bytes]:
@@ -311,7 +331,7 @@ class _Open:
 
     def replace(self, path: str, text: str | None, chunks: Sequence[tuple[Chunk, Counter[str]]]) -> None:
         """The chunks of an open document with their words; no text: it may not be used."""
-        self.remove(path)
+        self._remove(path)
         if text is not None:
             self._fingerprints[path] = fingerprint(text)
         for chunk, counted in chunks:
@@ -323,6 +343,18 @@ class _Open:
                 self._words[word][self._next] = count
 
     def remove(self, path: str) -> None:
+        self._remove(path)
+        self._covered.pop(path, None)
+
+    def covers(self, path: str) -> bytes | None:
+        """The hash of the stored file that the open document stands in place of."""
+        return self._covered.get(path, (None, None))[0]
+
+    def cover(self, path: str, hash: bytes | None, counted: Counter[str]) -> None:
+        """What is stored of an open document, which does not count."""
+        self._covered[path] = hash, counted
+
+    def _remove(self, path: str) -> None:
         self._fingerprints.pop(path, None)
         for each in self._files.pop(path, ()):
             del self._chunks[each]
@@ -335,12 +367,16 @@ class _Open:
         """How many chunks have the word."""
         return len(self._words.get(word, ()))
 
+    def count_covered(self, word: str) -> int:
+        """How many stored chunks of open documents have the word."""
+        return sum(counted[word] for _, counted in self._covered.values())
+
     def count_seen(self, word: str, seen: Seen) -> int:
         return sum(seen.hides(*self._chunks[each][:2]) for each in self._words.get(word, ()))
 
     def search(self, asked: dict[str, int], stored: int, seen: Seen | None) -> list[Found]:
         """`asked`: the words with their frequencies among the `stored` chunks and those here."""
-        total = max(stored, len(self._chunks))
+        total = stored + len(self._chunks)
         mean = sum(length for _, _, length in self._chunks.values()) / max(1, len(self._chunks))
         scores: defaultdict[int, float] = defaultdict(float)
         for word, frequency in asked.items():
@@ -355,8 +391,10 @@ class _Open:
                 found.append(Found(path, chunk, score, None))
         return found
 
-    def definitions(self, name: str) -> list[Found]:
-        return [Found(path, chunk, 0.0, None) for path, chunk, _ in self._chunks.values() if chunk.name == name]
+    def definition(self, name: str, fits: Callable[[str], int]) -> Found | None:
+        named = [(path, chunk) for path, chunk, _ in self._chunks.values() if chunk.name == name and fits(path)]
+        best = max(named, key=lambda each: fits(each[0]), default=None)
+        return Found(*best, 0.0, None) if best is not None else None
 
 
 def _unfit_root(root: str) -> str:

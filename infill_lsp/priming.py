@@ -13,7 +13,8 @@ import math
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from functools import partial
+from itertools import chain
 
 from infill_lsp.chunks import words
 from infill_lsp.core import Gap, Snapshot, Snippet
@@ -23,12 +24,14 @@ from infill_lsp.index import Index, Seen
 #: Lines above and below the cursor whose words are asked for.
 ABOVE, BELOW = 20, 6
 #: Words that are asked for at most, the rarest ones, and how many chunks all of them together may be in: BM25 looks at
-#: each of these, some 2 us a chunk, and of frequent words it learns little.
-MOST_WORDS, MOST_CHUNKS = 8, 1_500
+#: each of these, some 2 us a chunk, and frequent words say little.
+MOST_WORDS, MOST_CHUNKS = 8, 800
+#: A word in a larger share of the chunks than this (and in more than a few) says nothing, as those of the language.
+MOST_SHARE, FEW = 0.2, 3
 #: Characters above and below the cursor that a model sees whatever it is given besides.
 SEEN_ABOVE, SEEN_BELOW = 3_000, 400
-#: Lines of a file in which its imports are, names whose definitions are looked up, and how many of each are looked at.
-IMPORT_LINES, MOST_NAMES, MOST_DEFINITIONS = 400, 8, 64
+#: Lines of a file in which its imports are, and names whose definitions are looked up.
+IMPORT_LINES, MOST_NAMES = 400, 8
 #: Chunks of BM25 that are looked at.
 CANDIDATES = 32
 #: The share of a snippet's lines that, seen elsewhere, makes it a repetition.
@@ -55,47 +58,44 @@ def retrieve(index: Index, snapshot: Snapshot, gap: Gap, limit: int) -> list[Sni
     near = _near(gap)
     shown = _lines(gap.prefix[-SEEN_ABOVE:] + gap.head + gap.tail + gap.suffix[:SEEN_BELOW])
     chosen: list[Snippet] = []
-    for snippet in (*_imported(index, snapshot, near, seen), *_similar(index, near, seen)):
+    for snippet in chain(_imported(index, snapshot, near, seen), _similar(index, near, seen)):
+        if len(chosen) >= limit:
+            break
         lines = _lines(snippet.text)
         if lines and len(lines & shown) < REPEATED * len(lines):
             chosen.append(snippet)
             shown |= lines
-            if len(chosen) == limit:
-                break
     return chosen
 
 
 def _imported(index: Index, snapshot: Snapshot, near: str, seen: Seen | None) -> Iterator[Snippet]:
     """Definitions of what the file imports, those used nearest to the cursor's end of the text first."""
     for rank, (written, (module, name)) in enumerate(list(used(snapshot, near).items())[:MOST_NAMES]):
-        found = index.definitions(name, MOST_DEFINITIONS, BUDGET_S)
-        best = max(found, key=lambda each: _agreement(each.path, module), default=None)
-        if best is None or not _agreement(best.path, module) or not index.holds(best):
-            continue
-        if seen is None or not seen.hides(best.path, best.chunk):
+        best = index.definition(name, partial(_agreement, module=module), BUDGET_S)
+        if best is not None and index.holds(best) and not (seen is not None and seen.hides(best.path, best.chunk)):
             # Before all that is only similar.
             yield _snippet(best, 1_000.0 - rank, f"{written} is imported, and used here")
 
 
 def _similar(index: Index, near: str, seen: Seen | None) -> Iterator[Snippet]:
-    rare = rarest(index.frequencies(list(dict.fromkeys(words(near))), seen, BUDGET_S))
+    rare = rarest(index.frequencies(list(dict.fromkeys(words(near))), seen, BUDGET_S), index.size)
     if not rare:
         return
     now = time.time_ns()
     folder = seen.path.rpartition("/")[0] if seen is not None else None
     found = index.search(rare, seen, CANDIDATES, BUDGET_S)
-    scored = [replace(each, score=each.score * _favour(each, folder, now)) for each in found]
-    for each in sorted(scored, key=lambda each: -each.score):
+    scored = sorted(((each.score * _favour(each, folder, now), each) for each in found), key=lambda pair: -pair[0])
+    for score, each in scored:
         if index.holds(each):
             has = set(words(each.chunk.text))
-            yield _snippet(each, each.score, "has " + ", ".join(word for word in rare if word in has))
+            yield _snippet(each, score, "has " + ", ".join(word for word in rare if word in has))
 
 
-def rarest(frequencies: dict[str, int]) -> dict[str, int]:
-    """The rarest words, rarest first, as many as may be asked for; at least one."""
+def rarest(frequencies: dict[str, int], total: int) -> dict[str, int]:
+    """The words that tell some of `total` chunks from the others, rarest first, as many as may be asked for."""
     rare: dict[str, int] = {}
     for word, count in sorted(frequencies.items(), key=lambda item: item[1])[:MOST_WORDS]:
-        if rare and sum(rare.values()) + count > MOST_CHUNKS:
+        if count > max(FEW, MOST_SHARE * total) or (rare and sum(rare.values()) + count > MOST_CHUNKS):
             break
         rare[word] = count
     return rare
@@ -178,8 +178,8 @@ def _seen(snapshot: Snapshot, path: str | None) -> Seen | None:
 
 def _near(gap: Gap) -> str:
     """The text around the cursor, cut at lines."""
-    above = gap.prefix.split("\n")[-1 - ABOVE :]
-    below = gap.suffix.split("\n")[: 1 + BELOW]
+    above = gap.prefix.rsplit("\n", 1 + ABOVE)[-1 - ABOVE :]
+    below = gap.suffix.split("\n", 1 + BELOW)[: 1 + BELOW]
     return "\n".join(above) + gap.head + "\n" + gap.tail + "\n".join(below)
 
 

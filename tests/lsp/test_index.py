@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -77,8 +77,12 @@ def texts(index: Index, word: str, seen: Seen | None = None) -> set[str]:
     return {each.path for each in found if index.holds(each)}
 
 
-def of_names(index: Index, name: str) -> set[str]:
-    return {each.path for each in index.definitions(name, 100) if index.holds(each)}
+def of_names(index: Index, name: str, paths: Iterable[str] = ()) -> set[str]:
+    """The paths of the files that have a definition of this name."""
+    found = index.definition(name, lambda path: path not in paths)
+    if found is None:
+        return set()
+    return of_names(index, name, {*paths, found.path}) | ({found.path} if index.holds(found) else set())
 
 
 def uri(folder: Path, path: str) -> str:
@@ -207,6 +211,19 @@ def test_an_open_document_stands_in_place_of_its_file(make: Make, folder: Path) 
     assert of_names(index, "saved") == {"a.py"}
 
 
+def test_words_are_counted_as_documents_are_now(make: Make, folder: Path) -> None:
+    write(folder, a=function("target"), b=function("target"), c=function("other"))
+    index = make()
+    index.update(uri(folder, "a.py"), function("changed"))
+    index.update(uri(folder, "c.py"), function("target") + "\n\n" + function("target"))
+    assert eventually(lambda: index.frequencies(["target", "changed", "other"], None) == {"target": 3, "changed": 1})
+    write(folder, c=function("other") + function("target"))
+    assert eventually(lambda: index.frequencies(["target", "other"], None) == {"target": 3})
+    index.close(uri(folder, "a.py"))
+    index.close(uri(folder, "c.py"))
+    assert eventually(lambda: index.frequencies(["target", "changed", "other"], None) == {"target": 3, "other": 1})
+
+
 def test_unsaved_text_is_never_written(make: Make, folder: Path, tmp_path: Path) -> None:
     write(folder, a=function("saved"))
     index = make()
@@ -237,7 +254,7 @@ def test_what_is_seen_is_not_found(make: Make, folder: Path) -> None:
     assert index.settle(PATIENCE_S)
     seen = Seen("a.py", 0, 10)
     asked = index.frequencies(["target"], seen)
-    assert asked == {"target": 1}
+    assert asked == {"target": 2}
     assert {(each.path, each.chunk.first) for each in index.search(asked, seen, 10)} == {("a.py", 103), ("b.py", 0)}
 
 
@@ -454,10 +471,31 @@ index._worker.join()
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("reports", [1, 2, 4])
+def test_two_processes_on_one_folder(make: Make, folder: Path, tmp_path: Path) -> None:
+    for number in range(200):
+        write(folder, **{f"f{number}": function(f"f{number}", "shared") * 5})
+    command = [sys.executable, "-c", WRITER, str(folder), str(tmp_path / "cache")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            index = make()
+            for number in range(0, 200, 3):
+                write(folder, **{f"f{number}": function(f"g{number}", "shared")})
+                (folder / f"f{number + 1}.py").unlink(missing_ok=True)
+            assert eventually(lambda: index.manifest() == truth(folder))
+        finally:
+            process.send_signal(signal.SIGKILL)
+    assert eventually(lambda: index.manifest() == truth(folder))
+    index.stop()
+    assert dump(stored_at(tmp_path / "cache")) == rebuilt(folder, tmp_path / "rebuilt.db")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("reports", [1, 3])
 def test_killed_in_the_middle_of_writing(make: Make, folder: Path, tmp_path: Path, reports: int) -> None:
-    for number in range(600):
-        write(folder, **{f"f{number}": function(f"f{number}", "shared") * 20})
+    for number in range(400):
+        write(folder, **{f"f{number}": function(f"f{number}", "shared") * 8})
     command = [sys.executable, "-c", WRITER, str(folder), str(tmp_path / "cache")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -466,7 +504,7 @@ def test_killed_in_the_middle_of_writing(make: Make, folder: Path, tmp_path: Pat
         time.sleep(0.02 * reports)
         process.send_signal(signal.SIGKILL)
     with closing(sqlite3.connect(stored_at(tmp_path / "cache"))) as left:
-        assert 0 < left.execute("SELECT count(*) FROM files").fetchone()[0] < 600
+        assert 0 < left.execute("SELECT count(*) FROM files").fetchone()[0] < 400
     index = make()
     assert index.settle(PATIENCE_S)
     assert index.manifest() == truth(folder)
@@ -474,15 +512,18 @@ def test_killed_in_the_middle_of_writing(make: Make, folder: Path, tmp_path: Pat
     assert dump(stored_at(tmp_path / "cache")) == rebuilt(folder, tmp_path / "rebuilt.db")
 
 
-def test_random_events_leave_the_index_equal_to_the_folder(make: Make, folder: Path, tmp_path: Path) -> None:
+def test_random_events_leave_the_index_equal_to_the_folder(
+    make: Make, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filling, "MANY_CHANGES", 150)
     index = make()
     chance = random.Random(5)
     happening = Folder(folder, chance)
-    for number in range(300):
+    for number in range(200):
         happening.change()
         time.sleep(chance.choice([0, 0, 0, 0.01]))
         if number % 100 == 50:
-            happening.switch(1_200)
+            happening.switch(200)
         if number % 50 == 49:
             assert eventually(lambda: index.manifest() == happening.readable())
     index.stop()
