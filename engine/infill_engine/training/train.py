@@ -82,6 +82,8 @@ class _Progress:
     predictions: int = 0
     canvas_tokens: int = 0
     context_tokens: int = 0
+    #: The learning rate of the last step, as a share of the full one.
+    rate: float = 0.0
 
 
 class Run:
@@ -119,8 +121,6 @@ class Run:
         self._average = {n: p.detach().clone() for n, p in self._learning.items()}
         self._progress = _Progress()
         self._stopped = False
-        #: The learning rate of the last step, as a share of the full one.
-        self._rate = 0.0
         folder.mkdir(parents=True, exist_ok=True)
         if self._checkpoint.exists():
             self._restore()
@@ -143,13 +143,13 @@ class Run:
         told, recent = 0.0, _Recent()
         while progress.seconds < config.minutes * 60 and not self._stopped:
             began = time.monotonic()
-            if self._rate == 1.0 and config.rate(progress.step, progress.seconds / 60) < 1.0:
+            if progress.rate == 1.0 and config.rate(progress.step, progress.seconds / 60) < 1.0:
                 self._save(self._stable)
             recent.add(self._step())
             progress.seconds += time.monotonic() - began
             if progress.seconds - told >= 60 or progress.step == 1:
                 told = progress.seconds
-                self._log("train", **asdict(progress), rate=self._rate, **recent.means())
+                self._log("train", **asdict(progress), **recent.means())
                 recent = _Recent()
             if progress.seconds - saved >= config.save_minutes * 60:
                 saved = progress.seconds
@@ -174,9 +174,9 @@ class Run:
             progress.predictions += len(losses[-1].nats)
             progress.canvas_tokens += sum(len(row.tokens) for row in made.rows)
             progress.context_tokens += len(made.stream) + len(made.snippet) + sum(len(row.block) for row in made.rows)
-        self._rate = config.rate(progress.step, progress.seconds / 60)
+        progress.rate = config.rate(progress.step, progress.seconds / 60)
         for group in self._optimizer.param_groups:
-            group["lr"] = group["full"] * self._rate
+            group["lr"] = group["full"] * progress.rate
         torch.nn.utils.clip_grad_norm_(list(self._learning.values()), config.clip)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
