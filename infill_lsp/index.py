@@ -61,6 +61,8 @@ class Index:
 
     `exclude` holds patterns as in a `.gitignore`. `report` is called from the index's thread with each new status, a
     few times a second at most. `home` is where databases lie, by default in the user's cache.
+
+    A question that takes `until` a later time (of the monotonic clock) gets an answer from what is open alone.
     """
 
     def __init__(
@@ -158,10 +160,10 @@ class Index:
             found.update(self._open.fingerprints)
         return found
 
-    def frequencies(self, asked: Sequence[str], seen: Seen | None, budget_s: float = math.inf) -> dict[str, int]:
+    def frequencies(self, asked: Sequence[str], seen: Seen | None, until: float = math.inf) -> dict[str, int]:
         """How many chunks have each word, of those that any has, without what is `seen`."""
         with self._reading:
-            found = self._ask(lambda reader: reader.frequencies(asked), budget_s) or {}
+            found = self._ask(lambda reader: reader.frequencies(asked), until) or {}
         with self._changed:
             for word in asked:
                 count = found.pop(word, 0) + self._open.count(word) - self._open.count_covered(word)
@@ -171,7 +173,7 @@ class Index:
                     found[word] = count
         return found
 
-    def search(self, asked: dict[str, int], seen: Seen | None, limit: int, budget_s: float = math.inf) -> list[Found]:
+    def search(self, asked: dict[str, int], seen: Seen | None, limit: int, until: float = math.inf) -> list[Found]:
         """The best chunks that have any of the words, the best one first, without what is `seen`.
 
         `asked` is what `frequencies` said of them. Of the file that is seen only what is open counts.
@@ -180,10 +182,10 @@ class Index:
             covered = {*self._texts, *([seen.path] if seen is not None else [])}
             found = self._open.search(asked, self._status.chunks, seen)
         with self._reading:
-            found += self._ask(lambda reader: reader.search(list(asked), covered, limit), budget_s) or []
+            found += self._ask(lambda reader: reader.search(list(asked), covered, limit), until) or []
         return sorted(found, key=lambda each: -each.score)[:limit]
 
-    def definition(self, name: str, fits: Callable[[str], int], budget_s: float = math.inf) -> Found | None:
+    def definition(self, name: str, fits: Callable[[str], int], until: float = math.inf) -> Found | None:
         """A definition of this name, of the file whose path `fits` best; None where none does (0)."""
         with self._changed:
             opened = self._open.definition(name, fits)
@@ -191,7 +193,7 @@ class Index:
         best = fits(opened.path) if opened is not None else 0
         with self._reading:
             stored = self._ask(
-                lambda reader: reader.definition(name, lambda path: 0 if path in covered else fits(path)), budget_s
+                lambda reader: reader.definition(name, lambda path: 0 if path in covered else fits(path)), until
             )
         return stored if stored is not None and fits(stored.path) > best else opened
 
@@ -205,7 +207,7 @@ class Index:
         except OSError:
             return False
 
-    def _ask(self, question: Callable[[Database], T], budget_s: float = math.inf) -> T | None:
+    def _ask(self, question: Callable[[Database], T], until: float = math.inf) -> T | None:
         """With `_reading` held. None where there is no database yet, or it gives no answer in time."""
         path = self._path
         if path is None:
@@ -215,7 +217,7 @@ class Index:
                 self._drop_reader()
                 self._reader = Database(path, self.root, wal=is_local(path.parent), wait_s=READ_WAIT_S, make=False)
                 self._reader.watch_clock(lambda: time.monotonic() > self._late_at)
-            self._late_at = time.monotonic() + budget_s
+            self._late_at = until
             return question(self._reader)
         except sqlite3.Error as error:
             log.debug("the index gave no answer: %s", type(error).__name__)
@@ -250,6 +252,10 @@ class Index:
                 else:
                     self._tell(Status("off", error=f"the index in {self._home} cannot be used: {error}"))
                     self._stop.wait(RETRY_S)
+            except Exception:
+                log.exception("a fault in the index of a folder")
+                self._tell(Status("off", error="a fault in the index: see the log"))
+                return
         self._tell(replace(self._status, state="stopped"))
 
     def _follow(self) -> None:

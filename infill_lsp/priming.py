@@ -56,9 +56,10 @@ def retrieve(index: Index, snapshot: Snapshot, gap: Gap, limit: int) -> list[Sni
     path = index.relative(snapshot.uri)
     seen = _seen(snapshot, path)
     near = _near(gap)
+    until = time.monotonic() + BUDGET_S
     shown = _lines(gap.prefix[-SEEN_ABOVE:] + gap.head + gap.tail + gap.suffix[:SEEN_BELOW])
     chosen: list[Snippet] = []
-    for snippet in chain(_imported(index, snapshot, near, seen), _similar(index, near, seen)):
+    for snippet in chain(_imported(index, snapshot, near, seen, until), _similar(index, near, seen, until)):
         if len(chosen) >= limit:
             break
         lines = _lines(snippet.text)
@@ -68,22 +69,22 @@ def retrieve(index: Index, snapshot: Snapshot, gap: Gap, limit: int) -> list[Sni
     return chosen
 
 
-def _imported(index: Index, snapshot: Snapshot, near: str, seen: Seen | None) -> Iterator[Snippet]:
+def _imported(index: Index, snapshot: Snapshot, near: str, seen: Seen | None, until: float) -> Iterator[Snippet]:
     """Definitions of what the file imports, those used nearest to the cursor's end of the text first."""
     for rank, (written, (module, name)) in enumerate(list(used(snapshot, near).items())[:MOST_NAMES]):
-        best = index.definition(name, partial(_agreement, module=module), BUDGET_S)
+        best = index.definition(name, partial(_agreement, module=module), until)
         if best is not None and index.holds(best) and not (seen is not None and seen.hides(best.path, best.chunk)):
             # Before all that is only similar.
             yield _snippet(best, 1_000.0 - rank, f"{written} is imported, and used here")
 
 
-def _similar(index: Index, near: str, seen: Seen | None) -> Iterator[Snippet]:
-    rare = rarest(index.frequencies(list(dict.fromkeys(words(near))), seen, BUDGET_S), index.size)
+def _similar(index: Index, near: str, seen: Seen | None, until: float) -> Iterator[Snippet]:
+    rare = rarest(index.frequencies(list(dict.fromkeys(words(near))), seen, until), index.size)
     if not rare:
         return
     now = time.time_ns()
     folder = seen.path.rpartition("/")[0] if seen is not None else None
-    found = index.search(rare, seen, CANDIDATES, BUDGET_S)
+    found = index.search(rare, seen, CANDIDATES, until)
     scored = sorted(((each.score * _favour(each, folder, now), each) for each in found), key=lambda pair: -pair[0])
     for score, each in scored:
         if index.holds(each):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infill_lsp import chunks
@@ -151,6 +151,7 @@ LINES = st.sampled_from(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(LINES, max_size=120))
 def test_any_text_is_cut_into_rows_that_are_there(lines: list[str]) -> None:
     text = "\n".join(lines)

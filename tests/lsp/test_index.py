@@ -37,8 +37,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def make(tmp_path: Path, folder: Path) -> Iterator[Make]:
+def make(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Makes running indexes of `folder`, all with their databases in one place."""
+    monkeypatch.setattr("infill_lsp.index.READ_WAIT_S", PATIENCE_S)
     running = []
 
     def start(**options: object) -> Index:

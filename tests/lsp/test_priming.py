@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from marked import at
 
+from infill_lsp import priming
 from infill_lsp.core import Gap, Snippet
 from infill_lsp.extraction import cut
 from infill_lsp.index import Index
@@ -44,7 +45,8 @@ class Project:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Iterator[Project]:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    monkeypatch.setattr(priming, "BUDGET_S", PATIENCE_S)  # Even where others keep the machine busy.
     made = Project(tmp_path)
     # Enough of other files for words to be rare or frequent.
     for number in range(30):
