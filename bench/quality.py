@@ -65,11 +65,12 @@ Rows = Mapping[str, Sequence[Filled]]
 T = TypeVar("T")
 
 
-def configs(dtype: str, threads: int) -> dict[str, EngineConfig]:
+def configs(model: str, dtype: str, threads: int) -> dict[str, EngineConfig]:
     """The models that are compared, by the names that rows have for them."""
-    found = {name: EngineConfig(dtype=dtype, threads=threads) for name in ("base", "ours")}
+    named = {"base": "embedded:base", "ours": model}
+    found = {name: EngineConfig(model=of, dtype=dtype, threads=threads) for name, of in named.items()}
     if dtype == "int8" and "bf16" in smollm.cpu_dtypes():
-        found["ours bf16"] = EngineConfig(dtype="bf16", device="cpu", threads=threads)
+        found["ours bf16"] = EngineConfig(model=model, dtype="bf16", device="cpu", threads=threads)
     return found
 
 
@@ -97,7 +98,7 @@ class Results:
 
 def run(arguments: argparse.Namespace) -> dict[str, dict[str, tuple[str, int]]]:
     """Runs what is missing; returns for each suite the file of each row, and of how many gaps its tables are."""
-    runner = Runner(configs(arguments.dtype, arguments.threads), cache_dir() / "bench" / "quality")
+    runner = Runner(configs(arguments.model, arguments.dtype, arguments.threads), cache_dir() / "bench" / "quality")
     files: dict[str, dict[str, tuple[str, int]]] = {}
 
     def fill(name: str, suite: str, rows: Sequence[Row], count: int, draw: Callable[[int], Case]) -> None:
@@ -446,6 +447,7 @@ def main() -> None:
     parser.add_argument("--gaps", type=int, default=GAPS)
     parser.add_argument("--problems", type=int, help="of each set, drawn by the seed; 0: none (default: all)")
     parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--model", default="embedded", help="ours (default: %(default)s)")
     parser.add_argument("--dtype", default=smollm.cpu_dtypes()[-1], help="type that the models are served in")
     parser.add_argument("--threads", type=int, default=0, help="of one pass (default: as the engine chooses)")
     parser.add_argument("--corpus", type=Path, default=cache_dir() / "corpus", help="folder of `infill-engine corpus`")

@@ -249,7 +249,7 @@ def test_the_whole_command_writes_its_page_its_plot_and_its_gate(tmp_path, monke
     for name in FILES.values():
         with gzip.open(data / name, "wb") as file:
             file.write(msgspec.json.encode(problem) + b"\n")
-    monkeypatch.setattr(quality, "configs", lambda dtype, threads: {"base": fake, "ours": fake})
+    monkeypatch.setattr(quality, "configs", lambda model, dtype, threads: {"base": fake, "ours": fake})
     for name in ("PAGE", "PLOT", "FITTED"):
         monkeypatch.setattr(quality, name, tmp_path / name)
     options = ["quality", "--gaps", "12", "--corpus", str(corpus(tmp_path)), "--data", str(tmp_path), "--write"]
@@ -263,7 +263,7 @@ def test_the_whole_command_writes_its_page_its_plot_and_its_gate(tmp_path, monke
     assert (tmp_path / "PLOT").read_text().startswith("<svg")
     assert json.loads((tmp_path / "FITTED").read_text())["threshold"] > 0
     monkeypatch.setattr("sys.argv", ["quality", "--cached"])
-    monkeypatch.setattr(quality, "configs", lambda dtype, threads: {})
+    monkeypatch.setattr(quality, "configs", lambda model, dtype, threads: {})
     quality.main()
     assert capsys.readouterr().out.strip() == page.strip()
 
