@@ -15,14 +15,26 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpcore
 import msgspec
 from infill_engine import protocol
-from infill_engine.protocol import PROTOCOL, Event, Final, InfillRequest, ProtocolError, Status
+from infill_engine.protocol import (
+    PROTOCOL,
+    Document,
+    Documents,
+    Event,
+    Final,
+    InfillRequest,
+    Manifest,
+    Paths,
+    ProtocolError,
+    Status,
+)
 
 #: Starts allowed within the window, and the seconds between one start and the next.
 MAX_STARTS = 4
@@ -37,6 +49,11 @@ POLL_S = 0.1
 CONNECT_S = 1.0
 CONTROL_S = 2.0
 GRACE_S = 0.5
+#: Seconds for a manifest, and for documents to be taken in behind everything else.
+SYNC_S = 10.0
+TAKE_IN_S = 120.0
+#: Characters of the documents that are sent at once, and of one document at most.
+BATCH, MAX_DOCUMENT = 256 * 1024, 512 * 1024
 #: Seconds an idle connection is kept: fewer than the engine's five, so that it never closes under a request.
 KEEP_ALIVE_S = 3.0
 
@@ -47,6 +64,10 @@ BROKEN_OFF = "the engine ended in the middle of an answer"
 
 class EngineError(Exception):
     """Why there is no engine to ask: one line that says what to do."""
+
+
+class EngineAway(EngineError):
+    """No engine listens, or it has to start first: what was asked may be asked again once its status is "ready"."""
 
 
 class OutdatedEngine(EngineError):
@@ -100,6 +121,59 @@ class EngineClient:
                 failure = Final("starting", "the engine is not running yet")
         if not answered:
             yield failure
+
+    async def sync(self, workspace: str, manifest: Mapping[str, str]) -> list[str]:
+        """Tells the engine which documents a workspace has, path -> hash of its text: it forgets all others.
+
+        Returns the paths whose text it wants, to be `put`. Raises `EngineAway`, or `EngineError` where it refuses.
+        """
+        return await self._documents("PUT", workspace, Manifest(dict(manifest)), SYNC_S)
+
+    async def put(self, workspace: str, documents: Iterable[Document]) -> list[str]:
+        """Gives the engine the text of documents, LF-only, to be remembered; in parts, so that `documents` may read
+        them as it goes. Returns when all are taken in, which comes after everybody's requests.
+
+        Returns the paths of those that are too long, that the engine has no room for, or that were removed or replaced
+        meanwhile. Raises as `sync`.
+        """
+        refused: list[str] = []
+        for batch in _batches(documents, refused):
+            refused += await self._documents("PUT", workspace, Documents(batch), TAKE_IN_S)
+        return refused
+
+    async def remove(self, workspace: str, paths: Iterable[str]) -> None:
+        """Lets the engine forget documents at once, also those that it is taking in. Raises as `sync`."""
+        await self._documents("DELETE", workspace, Paths(tuple(paths)), CONTROL_S)
+
+    async def forget(self, workspace: str) -> None:
+        """Lets the engine forget a whole workspace at once. Raises as `sync`."""
+        await self._ask("DELETE", _path_of(workspace), b"", SYNC_S)
+
+    async def _documents(self, method: str, workspace: str, message: msgspec.Struct, patience_s: float) -> list[str]:
+        body = await self._ask(method, f"{_path_of(workspace)}/documents", protocol.encode(message), patience_s)
+        try:
+            return list(protocol.decode_paths(body).paths) if method == "PUT" else []
+        except ProtocolError as error:
+            raise EngineError(str(error)) from None
+
+    async def _ask(self, method: str, path: str, content: bytes, patience_s: float) -> bytes:
+        try:
+            response = await self._pool().request(
+                method,
+                f"{URL}{path}",
+                headers={"content-type": "application/json"},
+                content=content,
+                extensions=_timeouts(patience_s),
+            )
+        except httpcore.TimeoutException:
+            raise EngineAway("the engine did not answer in time") from None
+        except (httpcore.NetworkError, httpcore.ProtocolError):
+            raise EngineAway("the engine is not running yet") from None
+        if response.status == 503:
+            raise EngineAway(_refusal(response.status, response.content))
+        if response.status != 200:
+            raise EngineError(_refusal(response.status, response.content))
+        return response.content
 
     async def status(self) -> Status | None:
         """What the engine says of itself; None where none listens.
@@ -266,6 +340,27 @@ class _OwnPeerBackend(httpcore.AsyncNetworkBackend):
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+
+def _path_of(workspace: str) -> str:
+    return f"/workspaces/{quote(workspace, safe='')}"
+
+
+def _batches(documents: Iterable[Document], refused: list[str]) -> Iterator[tuple[Document, ...]]:
+    """Some at a time, so that none waits long. The paths of those that are too long are added to `refused`."""
+    batch: list[Document] = []
+    size = 0
+    for document in documents:
+        if len(document.text) > MAX_DOCUMENT:
+            refused.append(document.path)
+            continue
+        if batch and size + len(document.text) > BATCH:
+            yield tuple(batch)
+            batch, size = [], 0
+        batch.append(document)
+        size += len(document.text)
+    if batch:
+        yield tuple(batch)
 
 
 def _timeouts(read_s: float) -> dict[str, Any]:

@@ -22,6 +22,8 @@ class EngineConfig:
     #: Tokens of context before and after the gap.
     prefix_tokens: int = 1024
     suffix_tokens: int = 96
+    #: Whether what followed the same tokens elsewhere is mixed into what the model says.
+    memory: bool = True
     #: Tokens proposed at most of what followed the last tokens elsewhere. The text is the same, in fewer passes.
     proposal_tokens: int = 4
     #: Masks in a group, and groups of masks in a pass, which predict the next proposal; None: as many as suit the model

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 from infill_kernels import BRANCH, LEFT, OPEN, Head
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from infill_engine.memory import Candidates
 
 T = TypeVar("T")
 
@@ -215,6 +218,8 @@ class Pass:
     allowed: Mapping[int, Tensor] = field(default_factory=dict)
     #: One a branch row: the id whose log-probability is wanted there.
     targets: tuple[int, ...] = ()
+    #: What is remembered of the first rows: that of the frontier, and those behind proposed tokens.
+    memory: Candidates | None = None
 
     @property
     def rows(self) -> int:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -60,7 +61,7 @@ class Endpoint:
     summary: str
     handle: Callable[[Request], Awaitable[Response]]
     #: The body's type, where it takes one.
-    body: type | None = None
+    body: Any = None
     #: Media types of a good answer, and the type of its JSON, of each message where it is a stream (None: text).
     answers: Mapping[str, Any] = field(default_factory=dict)
     status: int = 200
@@ -130,13 +131,13 @@ async def read(request: Request, body: type[T]) -> T:
         raise HTTPException(400, str(error)) from None
 
 
-async def read_bytes(request: Request) -> bytes:
-    """The body, read no further than `MAX_BODY`. Raises `HTTPException` 413."""
+async def read_bytes(request: Request, most: int = MAX_BODY) -> bytes:
+    """The body, read no further than `most` bytes. Raises `HTTPException` 413."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > MAX_BODY:
-            raise HTTPException(413, f"a request has at most {MAX_BODY} bytes")
+        if len(body) > most:
+            raise HTTPException(413, f"a request has at most {most} bytes")
     return bytes(body)
 
 
@@ -220,6 +221,9 @@ def _operation(endpoint: Endpoint, schema_of: Mapping[Any, Any], guard: Guard | 
             **{str(status): {"description": _MEANINGS[status], "content": refused} for status in sorted(statuses)},
         },
     }
+    if names := re.findall(r"{(\w+)}", endpoint.path):
+        schema = {"type": "string", "minLength": 1}
+        operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": schema} for name in names]
     if endpoint.body:
         operation["requestBody"] = {"required": True, "content": {JSON: {"schema": schema_of[endpoint.body]}}}
     if keyed:

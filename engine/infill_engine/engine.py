@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
-from typing import Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
+import numpy as np
 import torch
 from infill_kernels import Allowed, backend, logits, moved, unmask
 from torch import Tensor
@@ -36,7 +38,11 @@ from infill_engine.gap import GapText, columns
 from infill_engine.lookup import AFTER, BEFORE, LastTexts, Lookup
 from infill_engine.policy import VerifiedPolicy
 from infill_engine.protocol import Candidate, Event, Final, Frame, InfillRequest, Proposals, Reason, Slot, Timing
-from infill_engine.tokenizer import Codec, Healed, LineTokenizer
+from infill_engine.tokenizer import Codec, Healed, LineTokenizer, Side
+
+if TYPE_CHECKING:  # they bring numba, which takes half a second to import
+    from infill_engine.memory import Candidates, Memory, View
+    from infill_engine.workspaces import Workspaces
 
 T = TypeVar("T")
 S = TypeVar("S", str, list[int])
@@ -61,6 +67,13 @@ STREAMED_TOKENS = 8
 #: Milliseconds that compiling may take: it was 14 s on two cores.
 WARM_UP_MS = 600_000
 
+#: Documents whose text is kept, to be compared with what comes, and characters of each on either side of its gap.
+KEPT_FILES, OPEN_CHARS = 16, 1 << 19
+
+#: Characters on each side of a gap that a request tokenises for the memory, beyond those known from requests before; so
+#: many more in a step of `Engine.prime`, until all are known.
+FRESH_CHARS = 4096
+
 #: Characters before the gap that are tokenised, for each token of the window; real code has 3 to 4.
 WINDOW_CHARS = 16
 
@@ -82,7 +95,9 @@ class _Run:
     #: What the gap's tokens will be if it is filled as it was before.
     last: list[int]
     text: GapText
-    lookup: Lookup
+    #: What is remembered at this gap; None where the engine has no memory, and look-up proposes in its place.
+    view: View | None
+    lookup: Lookup | None
     canvas: Canvas = field(init=False)
     contexts: Contexts = field(init=False)
     state: Any = None
@@ -148,7 +163,10 @@ class Engine:
         policy: CommitPolicy | None = None,
         device: str = "cpu",
         dtype: str = "fp32",
+        memory: Memory | None = None,
+        workspaces: Workspaces | None = None,
     ) -> None:
+        """memory: of what is mixed into what the model says; workspaces: whose documents count beside the open file."""
         self.name, self.device, self.dtype = name, device, dtype
         self._denoiser = denoiser
         self._policy = policy or VerifiedPolicy(config.mask_prob)
@@ -156,6 +174,11 @@ class Engine:
         self._config = config
         self._cache = ContextCache(denoiser, config.chunk_tokens, config.cache_mb << 20)
         self._texts = LastTexts()
+        self.workspaces = workspaces
+        self._memory = memory
+        #: The open files' text, by document.
+        self._sides: OrderedDict[tuple[str, str], tuple[Side, Side]] = OrderedDict()
+        self._free = denoiser.head.free.numpy()
         #: Masks a group, groups a pass.
         self._masks = denoiser.facts.lookahead if config.masks is None else config.masks
         self._groups = denoiser.facts.groups if config.mask_groups is None else config.mask_groups
@@ -230,6 +253,11 @@ class Engine:
             if isinstance(need, Candidate | Frame | Final):
                 yield need
 
+    def close(self) -> None:
+        """Writes what is remembered to disk."""
+        if self.workspaces is not None:
+            self.workspaces.close()
+
     def warm_up(self) -> None:
         """Fills a small gap, so that what is compiled or set up at its first use is there before the first request."""
         gap = InfillRequest(
@@ -249,7 +277,8 @@ class Engine:
     def prime(self, request: InfillRequest) -> Generator[None, None, None]:
         """Encodes ahead of need, for the next request of a place: first what this one's deadline cut short, up to the
         last few tokens, then the whole window. That is kept apart until it is complete: a request that comes meanwhile
-        goes on with what was there. Each yield asks for a step, which the next `next` does."""
+        goes on with what was there. In the end takes the rest of the file into the memory. Each yield asks for a step,
+        which the next `next` does."""
         cache, left = self._cache, (self._denoiser.facts.left[0],) * 2
         key = (request.client, request.document)
         following = (*key, "next")
@@ -267,6 +296,12 @@ class Engine:
             if len(full) > len(current):
                 yield from cache.stream(following, full, head.tokens, left, lease)
                 cache.replace(key, following)
+        if self._memory is not None:
+            for side in self._around(request):
+                while not side.encode(FRESH_CHARS):
+                    yield
+            if (view := self._view(request, head)) is not None:
+                view.refresh()
 
     def _begin(self, request: InfillRequest, started: float, lease: Lease) -> _Run:
         """Tokenises, once a request."""
@@ -274,6 +309,7 @@ class Engine:
         after = self._after(request)
         known = [token for line in lines for token in line] + head.tokens
         last = self._texts.rest((request.client, request.document), request.prefix + request.head)
+        view = self._view(request, head)
         return _Run(
             request=request,
             started=started,
@@ -284,7 +320,8 @@ class Engine:
             after=after,
             last=self._continuation(segments[-1], head, last) if last else [],
             text=GapText(request, head.rest),
-            lookup=Lookup(known, after, self._config.proposal_tokens),
+            view=view,
+            lookup=None if view else Lookup(known, after, self._config.proposal_tokens),
         )
 
     def _prepare(self, run: _Run) -> Generator[None, None, Reason | None]:
@@ -314,19 +351,50 @@ class Engine:
         run.canvas = self._propose(run, run.canvas)
         return None
 
+    def _view(self, request: InfillRequest, head: Healed) -> View | None:
+        """What is remembered at a gap: of its file as much around it as has been tokenised by now."""
+        if self._memory is None:
+            return None
+        before, after = self._around(request)
+        before.encode(FRESH_CHARS)
+        after.encode(FRESH_CHARS)
+        lines = [*before.lines, tuple(head.tokens)]
+        workspace = self.workspaces.of(request.workspace) if self.workspaces and request.workspace else None
+        document = (request.client, request.document)
+        return self._memory.view(document, lines, after.lines, workspace, request.path or None)
+
+    def _around(self, request: InfillRequest) -> tuple[Side, Side]:
+        """The text of a document before its cursor line and behind its gap, as it was last time and is now."""
+        key = (request.client, request.document)
+        sides = self._sides.get(key) or (Side(self._tokenizer, before=True), Side(self._tokenizer, before=False))
+        self._sides[key] = sides
+        self._sides.move_to_end(key)
+        if len(self._sides) > KEPT_FILES:
+            self._sides.popitem(last=False)
+        before, after = sides
+        before.update(request.prefix.rstrip("\n")[-OPEN_CHARS:])  # the newlines belong to the cursor line
+        after.update((request.tail + request.suffix)[:OPEN_CHARS])
+        return sides
+
     def _next_pass(self, run: _Run) -> Pass:
         targets = [token for _ in run.scoring for token in run.following]
+        allowed, remembered = self._allowed(run), None
+        if run.view is not None:
+            sets = {row: ids.numpy() for row, ids in allowed.items()}
+            remembered = run.view.candidates(run.canvas.proposal, sets, self._free)
         return Pass(
             run.canvas,
             run.contexts,
             run.state,
-            allowed=self._allowed(run),
+            allowed=allowed,
             targets=tuple(targets),
+            memory=remembered,
         )
 
     def _steps(self, passes: Sequence[Pass]) -> int:
         """How many tokens to write at once: more than one where nothing is proposed, restricted, masked or scored."""
-        if self._config.proposal_tokens or any(one.rows > 1 or one.allowed for one in passes):
+        looked_at = any(one.rows > 1 or one.allowed or one.memory for one in passes)
+        if self._config.proposal_tokens or looked_at:
             return 1
         return min(self._denoiser.facts.steps, *(one.canvas.size - one.canvas.frontier for one in passes))
 
@@ -344,25 +412,61 @@ class Engine:
         """What the rows [N, D] of all passes say, as `_say` has it, on the host."""
         head = self._denoiser.head
         sets: dict[int, Tensor] = {}
+        remembered: list[tuple[int, Candidates]] = []
         targets = torch.full((len(hidden),), self._denoiser.facts.end_id)
         at = 0
         for p in passes:
             sets |= {at + row: ids for row, ids in p.allowed.items()}
+            if p.memory is not None and p.memory.ids.size:
+                remembered.append((at, p.memory))
             at += p.rows
             if p.targets:
                 targets[at - len(p.targets) : at] = torch.tensor(p.targets)
         allowed = head.allow(len(hidden), sets) if sets else None
-        return self._say(hidden, moved(targets, hidden.device), allowed).cpu()
+        if not remembered:
+            return self._say(hidden, moved(targets, hidden.device), allowed).cpu()
+        return self._mixed(hidden, targets, allowed, sets, remembered)
 
-    def _say(self, hidden: Tensor, targets: Tensor | None = None, allowed: Allowed | None = None) -> Tensor:
+    def _mixed(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        allowed: Allowed | None,
+        sets: Mapping[int, Tensor],
+        remembered: Sequence[tuple[int, Candidates]],
+    ) -> Tensor:
+        """What the rows say once what is remembered is mixed in, on the host."""
+        from infill_engine.memory import Candidates, mix
+
+        candidates = Candidates.stacked(remembered, len(hidden))
+        ids = moved(torch.from_numpy(candidates.ids), hidden.device)
+        said = self._say(hidden, moved(targets, hidden.device), allowed, ids).cpu().numpy()
+        (token, prob, entropy, end_prob, target, lse), scores = said[:6], said[6:].T
+        end_id = self._denoiser.facts.end_id
+        admitted = np.full(len(hidden), self._free[end_id])
+        admitted[list(sets)] = [bool(of_row[end_id]) for of_row in sets.values()]
+        model = token.astype(np.int64), prob, lse, entropy, scores
+        mixed = mix(candidates, *model, end_id, np.where(admitted, end_prob, 0.0))
+        return torch.from_numpy(np.stack([mixed.token, mixed.prob, mixed.entropy, end_prob, target]))
+
+    def _say(
+        self,
+        hidden: Tensor,
+        targets: Tensor | None = None,
+        allowed: Allowed | None = None,
+        ids: Tensor | None = None,
+    ) -> Tensor:
         """What rows [N, D] say: the fields of `Rows` as float64 [5, N], which holds ids exactly, on their device.
-        targets: int64 [N], END by default."""
+        targets: int64 [N], END by default. ids: int64 [N, C], for which come the log-sum-exp and their logits, too:
+        [6 + C, N]."""
         head = self._denoiser.head
         outputs = unmask(hidden, head, allowed=allowed)
         end = torch.full((len(hidden),), self._denoiser.facts.end_id, device=hidden.device)
         wanted = torch.stack([end, end if targets is None else targets], 1)
         logprobs = logits(hidden, head, wanted) - outputs.lse[:, None]
         columns = [outputs.token.double(), outputs.prob, outputs.entropy, logprobs[:, 0].exp(), logprobs[:, 1]]
+        if ids is not None:
+            columns += [outputs.lse.double(), *logits(hidden, head, ids).double().T]
         return torch.stack(columns)
 
     def _step(self, run: _Run, outcome: Outcome) -> tuple[Reason | None, list[Event]]:
@@ -404,7 +508,8 @@ class Engine:
                 return after, "end", finished_line
             written, piece = text.length, self._tokenizer.codec.tokens[token]
             reason = text.append(piece, rows.prob[i])
-            run.lookup.append(token)
+            if (memory := run.view or run.lookup) is not None:
+                memory.append(token)
             if written >= 0 and piece.startswith(b"\n"):
                 finished_line = True
                 after = self._branch(run, after, frontier + i, written, rows.end_prob[i])
@@ -459,7 +564,7 @@ class Engine:
             pass
         elif last := run.last[written:][: min(room, LAST_TOKENS)]:
             proposal, run.source = tuple(last), "last"
-        elif not run.text.pending and (found := run.lookup.propose()[:room]):
+        elif not run.text.pending and (found := self._look_up(run)[:room]):
             proposal, run.source = found, "lookup"
         else:
             end_id = self._denoiser.facts.end_id
@@ -468,6 +573,12 @@ class Engine:
         behind = range(confirmed, min(confirmed + groups, len(proposal) + 1))
         masks = (*[0] * confirmed, *(max(0, min(self._masks, room - j)) for j in behind))
         return replace(canvas, proposal=proposal, masks=masks)
+
+    def _look_up(self, run: _Run) -> tuple[int, ...]:
+        """What followed the same tokens elsewhere."""
+        if run.view is not None:
+            return run.view.propose(self._config.proposal_tokens)
+        return run.lookup.propose() if run.lookup is not None else ()
 
     def _split(self, request: InfillRequest) -> tuple[list[str], list[tuple[int, ...]], Healed]:
         """The last segments before the gap, of those of whole lines the tokens, and the healed cursor line."""

@@ -4,7 +4,7 @@ A small model does not know a project's names; the project does. For a slot whos
 match of the last 2 to 16 tokens is looked up in the open file (its lines around the gap, and what has
 been written into it) and in the workspace's other files, and what followed there is counted:
 
-    p(t) = w0 p_model(t) + w1 p_file(t) + w2 p_workspace(t)
+    p(t) = (1 - p_model(END)) (w0 p_model(t | not END) + w1 p_file(t) + w2 p_workspace(t)),    p(END) = p_model(END)
 
 with weights from a small table by the matches' lengths and counts, fitted on held-out code at temperature 1
 (`infill_engine.training.memory`). Outside the memory's few candidates the mixture is a multiple of the model, so its
@@ -184,7 +184,7 @@ class Candidates:
 class Mixed(NamedTuple):
     """What a mixture says of R rows."""
 
-    #: int64 [R], the most probable id, the smallest of equals among the candidates.
+    #: int64 [R], the most probable id, the smallest of equals.
     token: Array
     #: float64 [R], its probability.
     prob: Array
@@ -194,33 +194,45 @@ class Mixed(NamedTuple):
     candidates: Array
 
 
-def mix(candidates: Candidates, token: Array, prob: Array, lse: Array, entropy: Array, logits: Array) -> Mixed:
+def mix(
+    candidates: Candidates,
+    token: Array,
+    prob: Array,
+    lse: Array,
+    entropy: Array,
+    logits: Array,
+    end_id: int,
+    end_prob: Array,
+) -> Mixed:
     """The mixture of what a model says, at temperature 1 or any other, with the memory.
 
     token: int64 [R], the model's most probable id; prob, lse, entropy: [R], as `infill_kernels.unmask` has them;
-    logits: [R, C] of the candidates, divided by the temperature. Exact, if the model and the candidates admit the same
-    ids: with q = w0 p + r for the candidates C, r what the memory adds, any other id has w0 p, so that
+    logits: [R, C] of the candidates, divided by the temperature; end_prob: [R], the model's probability of END, which
+    is no candidate, 0 where END is not admitted. Exact, if the model and the candidates admit the same ids: with e the
+    probability of END and q = w0 p + (1 - e) r for the candidates C, r what the memory says, any other id has w0 p, so
 
-        argmax q = the model's, or one of C;
-        H(q) = w0 (H(p) + sum_C p log p) - w0 log w0 (1 - sum_C p) - sum_C q log q.
+        argmax q = the model's, END, or one of C;
+        H(q) = w0 (H(p) + sum_C p log p + e log e) - w0 log w0 (1 - e - sum_C p) - sum_C q log q - e log e.
     """
     named, w0 = candidates.named, candidates.weights[:, 0]
     p = np.where(named, np.exp(np.minimum(logits - lse[:, None], 0.0)), 0.0)
     own = named & (candidates.ids == token[:, None])
     p = np.where(own, prob[:, None], p)  # the one number where a head and its single rows round differently
-    q = np.where(named, w0[:, None] * p + candidates.remembered, 0.0)
-    best = np.concatenate([np.where(own.any(1), 0.0, w0 * prob)[:, None], q], 1)
-    ids = np.concatenate([token[:, None], candidates.ids], 1)
+    end = np.where(token == end_id, prob, np.minimum(end_prob, prob))
+    q = np.where(named, w0[:, None] * p + (1.0 - end)[:, None] * candidates.remembered, 0.0)
+    first = np.where(token == end_id, prob, np.where(own.any(1), 0.0, w0 * prob))
+    best = np.concatenate([first[:, None], end[:, None], q], 1)
+    ids = np.concatenate([token[:, None], np.full_like(token, end_id)[:, None], candidates.ids], 1)
     highest = best.max(1)
     chosen = np.where(best == highest[:, None], ids, np.iinfo(np.int64).max).min(1)
-    others = np.maximum(entropy + _x_log_x(p).sum(1), 0.0)
-    left = np.clip(1.0 - p.sum(1), 0.0, 1.0)
-    mixed = w0 * others - _x_log_x(w0) * left - _x_log_x(q).sum(1)
+    others = np.maximum(entropy + _x_log_x(p).sum(1) + _x_log_x(end), 0.0)
+    left = np.clip(1.0 - end - p.sum(1), 0.0, 1.0)
+    mixed = w0 * others - _x_log_x(w0) * left - _x_log_x(q).sum(1) - _x_log_x(end)
     return Mixed(chosen, highest, np.maximum(mixed, 0.0), q)
 
 
-def draw(candidates: Candidates, sample: Array, component: Array, follower: Array) -> Array:
-    """int64 [R]: a sample of the mixture. First the part is drawn, then its token.
+def draw(candidates: Candidates, sample: Array, component: Array, follower: Array, end_id: int) -> Array:
+    """int64 [R]: a sample of the mixture. Where the model draws END, that; else the part is drawn, then its token.
 
     sample: int64 [R], drawn from the model; component, follower: float64 [R], uniform in [0, 1).
     """
@@ -231,7 +243,7 @@ def draw(candidates: Candidates, sample: Array, component: Array, follower: Arra
         return sample.astype(np.int64)
     at = np.minimum((follower[:, None] * shares[:, -1:] >= shares).sum(1), shares.shape[1] - 1)
     remembered = np.take_along_axis(candidates.ids, at[:, None], 1)[:, 0]
-    return np.where((part == 0) | (shares[:, -1] <= 0), sample, remembered)
+    return np.where((sample == end_id) | (part == 0) | (shares[:, -1] <= 0), sample, remembered)
 
 
 def _x_log_x(x: Array) -> Array:
@@ -336,6 +348,12 @@ class View:
         """Takes back all but the first `written` tokens of the gap."""
         del self._known[self._begin + written :]
 
+    def refresh(self) -> None:
+        """Takes in the file as this gap has it, at first and where it has had another request since."""
+        if self._file.version != self._version:
+            self._file.update(self._before, self._after)
+            self._version = self._file.version
+
     def candidates(
         self, proposal: Sequence[int] = (), allowed: Mapping[int, Array] | None = None, free: Array | None = None
     ) -> Candidates:
@@ -372,9 +390,7 @@ class View:
 
     def matches(self, proposal: Sequence[int], rows: int | None = None) -> tuple[Match, Match]:
         """What file and workspace say of the rows of `candidates`, or of the last `rows` of them."""
-        if self._file.version != self._version:  # at first, and where the file has another request now
-            self._file.update(self._before, self._after)
-            self._version = self._file.version
+        self.refresh()
         known = np.array([*self._known, *proposal], np.int32)
         rows = rows or 1 + len(proposal)
         first, vocab = len(known) - rows, self._memory.vocab

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
-from infill_engine.protocol import ANSWERED, Final, InfillRequest
+from infill_engine.protocol import ANSWERED, Final, InfillRequest, Remembered
 
 #: Upper bounds in seconds, from a cached step on a GPU to the longest deadline anybody sets.
 _SECONDS = (
@@ -36,6 +36,7 @@ _SECONDS = (
 _TOKENS_A_PASS = (1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4, 6, 8, 16)
 _CANVASES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+NOTHING = Remembered()
 
 
 class Metrics:
@@ -88,6 +89,13 @@ class Metrics:
         self._live = Gauge("infill_live_requests", "Requests that are being answered.", registry=registry)
         self._background = Gauge("infill_background", "Documents to be encoded ahead of need.", registry=registry)
         self._cache = Gauge("infill_cache_bytes", "Memory held by encoded contexts.", registry=registry)
+        memory = {
+            "tokens": "Tokens remembered of open workspaces.",
+            "files": "Documents remembered of open workspaces.",
+            "disk_bytes": "What is remembered of open workspaces takes on disk.",
+            "waiting": "Documents that wait to be remembered.",
+        }
+        self._memory = {name: Gauge(f"infill_memory_{name}", what, registry=registry) for name, what in memory.items()}
 
     def finished(self, request: InfillRequest, final: Final) -> None:
         """A request ended. What was not answered counts by its reason alone: it tells no times."""
@@ -119,9 +127,11 @@ class Metrics:
         self._encoded.inc(tokens)
         self._encoding.inc(seconds)
 
-    def exposition(self, *, live: int, background: int, cache_bytes: int) -> bytes:
+    def exposition(self, *, live: int, background: int, cache_bytes: int, memory: Remembered = NOTHING) -> bytes:
         """Everything in Prometheus' text format, with the gauges as they are now."""
         self._live.set(live)
         self._background.set(background)
         self._cache.set(cache_bytes)
+        for name, gauge in self._memory.items():
+            gauge.set(getattr(memory, name))
         return generate_latest(self._registry)

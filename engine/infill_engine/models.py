@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,6 +15,11 @@ from infill_engine.core import ModelError
 from infill_engine.engine import Engine
 from infill_engine.fetch import FetchError, Report, ensure_weights
 from infill_engine.protocol import cache_dir
+from infill_engine.tokenizer import Codec
+
+if TYPE_CHECKING:  # they bring numba
+    from infill_engine.memory import Memory
+    from infill_engine.workspaces import Workspaces
 
 #: CPU threads of one pass at most: what a model of this size reads, a few cores can ask for.
 MOST_THREADS = 4
@@ -101,10 +107,23 @@ def _embedded(config: EngineConfig, which: str, report: Report) -> Engine:
         report("preparing the GPU", None)
         cuda.in_front(torch.device(on))  # for this thread, which is the engine's
         denoiser.prepare()
-    engine = Engine(config.model, denoiser, codec, config, device=on, dtype=dtype)
+    memory, workspaces = _memory(config, codec)
+    engine = Engine(config.model, denoiser, codec, config, device=on, dtype=dtype, memory=memory, workspaces=workspaces)
     report("preparing the kernels", None)
     engine.warm_up()
     return engine
+
+
+def _memory(config: EngineConfig, codec: Codec) -> tuple[Memory, Workspaces] | tuple[None, None]:
+    """None where it is not wanted, or numba may not compile, without which it would be too slow."""
+    from infill_engine import ngrams
+
+    if not config.memory or not ngrams.available():
+        return None, None
+    from infill_engine.memory import Memory
+    from infill_engine.workspaces import Workspaces
+
+    return Memory(len(codec.tokens)), Workspaces(cache_dir() / "memory", codec)
 
 
 def _fake(config: EngineConfig, path: Path) -> Engine:

@@ -22,7 +22,7 @@ import msgspec
 import platformdirs
 
 #: Raised whenever a request or an answer changes its meaning. A newer client replaces an older engine.
-PROTOCOL = 1
+PROTOCOL = 2
 
 #: The longest path a Unix socket may have on the strictest system we run on (macOS: 104 bytes with the NUL).
 MAX_SOCKET_PATH = 103
@@ -55,6 +55,10 @@ class InfillRequest(msgspec.Struct, frozen=True, kw_only=True):
     head: str = ""
     tail: str = ""
     suffix: str = ""
+    #: The workspace that the document belongs to, and its path there: what is remembered of the workspace's other
+    #: documents counts. "": of none.
+    workspace: str = ""
+    path: str = ""
     #: Lines the gap may have at most: 1 means that it ends at the first newline.
     max_lines: int = 1
     max_tokens: int = 128
@@ -149,6 +153,45 @@ class Final(msgspec.Struct, frozen=True, tag="final"):
 
 Event = Candidate | Frame | Final
 
+
+class Document(msgspec.Struct, frozen=True):
+    """A document of a workspace, to be remembered."""
+
+    #: Names it within its workspace.
+    path: str
+    #: Of its text; any text that tells contents apart.
+    hash: str
+    text: str
+
+
+class Manifest(msgspec.Struct, frozen=True, tag="manifest"):
+    """All documents that a workspace has now: path -> hash."""
+
+    documents: dict[str, str]
+
+
+class Documents(msgspec.Struct, frozen=True, tag="documents"):
+    """Some of a workspace's documents, with their text."""
+
+    documents: tuple[Document, ...]
+
+
+class Paths(msgspec.Struct, frozen=True):
+    """Some documents of a workspace: those whose text is wanted, those that were not taken in, or those to forget."""
+
+    paths: tuple[str, ...]
+
+
+class Remembered(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine remembers of workspaces."""
+
+    tokens: int = 0
+    files: int = 0
+    disk_bytes: int = 0
+    #: Documents that wait to be taken in.
+    waiting: int = 0
+
+
 State = Literal["starting", "fetching", "ready", "error"]
 
 
@@ -176,12 +219,15 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     #: Memory of encoded contexts, and of the whole process.
     cache_bytes: int = 0
     rss_bytes: int = 0
+    memory: Remembered = Remembered()
 
 
 _encoder = msgspec.json.Encoder()
 _request_decoder = msgspec.json.Decoder(InfillRequest)
 _event_decoder = msgspec.json.Decoder(Event)
 _status_decoder = msgspec.json.Decoder(Status)
+_documents_decoder = msgspec.json.Decoder(Manifest | Documents)
+_paths_decoder = msgspec.json.Decoder(Paths)
 #: What decoding raises on bytes that are no such message; `RecursionError` on absurdly nested ones.
 _MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -227,6 +273,22 @@ def decode_status(data: bytes) -> Status:
         return _status_decoder.decode(data)
     except _MALFORMED as error:
         raise ProtocolError(f"not a status: {error}") from None
+
+
+def decode_documents(data: bytes) -> Manifest | Documents:
+    """Raises `ProtocolError`."""
+    try:
+        return _documents_decoder.decode(data)
+    except _MALFORMED as error:
+        raise ProtocolError(f"neither a manifest nor documents: {error}") from None
+
+
+def decode_paths(data: bytes) -> Paths:
+    """Raises `ProtocolError`."""
+    try:
+        return _paths_decoder.decode(data)
+    except _MALFORMED as error:
+        raise ProtocolError(f"no list of paths: {error}") from None
 
 
 def cache_dir() -> Path:

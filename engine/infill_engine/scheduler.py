@@ -13,9 +13,11 @@ import math
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from msgspec.structs import replace
 
@@ -25,6 +27,9 @@ from infill_engine.protocol import ANSWERED, Candidate, Event, Final, Frame, Inf
 
 if TYPE_CHECKING:  # they bring torch, which takes seconds to import
     from infill_engine.core import Outcome, Pass
+    from infill_engine.workspaces import Workspaces
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +41,9 @@ PASS_ROWS = 256
 MAX_PRIMES = 8
 #: Passes without which a text is hardly worth showing: a request that would not get so many is told at once.
 LEAST_PASSES = 4
+
+#: Seconds after which a piece of what is to be remembered is taken in even where somebody waits.
+DIGEST_AFTER_S = 0.5
 
 #: The share of typed requests that are overtaken by the next key beyond which it is worth refusing some.
 OVERTAKEN = 0.3
@@ -62,6 +70,8 @@ class Engine(Protocol):
     def cache_bytes(self) -> int: ...
     @property
     def encoded_tokens(self) -> int: ...
+    @property
+    def workspaces(self) -> Workspaces | None: ...
 
     def infill(
         self, request: InfillRequest, started: float
@@ -77,6 +87,10 @@ class Engine(Protocol):
 
     def denoise(self, passes: Sequence[Pass]) -> Sequence[Outcome]:
         """Runs passes of several requests as one."""
+        ...
+
+    def close(self) -> None:
+        """Keeps what is to be kept, before it is let go."""
         ...
 
 
@@ -223,6 +237,10 @@ class Pace:
 NO_MEMORY = Final("busy", "the engine's memory is full of what other requests use: ask again in a moment")
 
 
+class Unavailable(RuntimeError):
+    """Why the engine cannot be asked now, in one line."""
+
+
 class _Closing(BaseException):
     """Raised out of a report to stop loading; not an `Exception`, lest a loader take it for its own fault."""
 
@@ -247,6 +265,10 @@ class Scheduler:
         self._release_s = release_s
         self._wake = threading.Condition()
         self._jobs: list[Job] = []
+        self._calls: deque[Callable[[Engine | None], None]] = deque()
+        #: Whether documents may wait to be taken in, and when the last piece of them was.
+        self._digesting = False
+        self._digested = -math.inf
         self._closing = False
         self._active = time.monotonic()
         self._rounds = 0
@@ -272,7 +294,7 @@ class Scheduler:
     def idle_s(self) -> float:
         """Seconds since there was work; 0 while there is. A refused request is none, so a failed engine soon ends."""
         with self._wake:
-            if self._jobs or self.phase.state in ("starting", "fetching"):
+            if self._has_work or self.phase.state in ("starting", "fetching"):
                 return 0.0
             return time.monotonic() - self._active
 
@@ -320,6 +342,28 @@ class Scheduler:
                 primes[0].end(Final("superseded"))
             self._wake.notify()
 
+    def call(self, function: Callable[[Engine], T]) -> Future[T]:
+        """Asks the engine something that takes milliseconds, in its thread, before the next round. Loads it where it
+        was let go. Raises `Unavailable`, and so does the future where the engine ends before."""
+        future: Future[T] = Future()
+
+        def answer(engine: Engine | None) -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                if engine is None:
+                    raise Unavailable("the engine is stopping: ask again in a moment")
+                future.set_result(function(engine))
+            except Exception as error:
+                future.set_exception(error)
+
+        with self._wake:
+            if (refusal := self._not_ready()) is not None:
+                raise Unavailable(refusal.message)
+            self._calls.append(answer)
+            self._wake.notify()
+        return future
+
     def cancel(self, job: Job) -> None:
         """Ends a job at its next step boundary; nothing happens if it has ended."""
         with self._wake:
@@ -337,17 +381,25 @@ class Scheduler:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    def _refusal(self) -> Final | None:
-        """Why a new request cannot be taken now."""
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._jobs or self._calls or self._digesting)
+
+    def _not_ready(self) -> Final | None:
+        """Why the engine cannot be asked anything now."""
         if self._closing:
             return Final("starting", "the engine is stopping: ask again in a moment")
         if self.phase.state == "error":
             return Final("error", self.phase.message)
         if self.phase.state != "ready":
             return Final("starting", self.phase.line)
-        if self.live >= self._max_live:
-            return Final("busy", f"the engine has {self._max_live} requests already")
         return None
+
+    def _refusal(self) -> Final | None:
+        """Why a new request cannot be taken now."""
+        if self.live >= self._max_live:
+            return self._not_ready() or Final("busy", f"the engine has {self._max_live} requests already")
+        return self._not_ready()
 
     def _no_time(self, job: Job) -> Final | None:
         """Why a new request would not get far enough before its deadline, or be answered before its typist's next key
@@ -371,6 +423,7 @@ class Scheduler:
         try:
             if self._loaded():
                 while self._wait() and (engine := self._loaded()):
+                    self._answer(engine)
                     self._round(engine)
                     del engine  # lest it stay when it is let go
         except Exception as error:  # a fault of the scheduler itself: nobody shall wait for a thread that is gone
@@ -380,6 +433,25 @@ class Scheduler:
         failure = Final("error", self.phase.message) if self.phase.state == "error" else Final("cancelled")
         for job in list(self._jobs):
             self._finish(job, job.verdict or failure)
+        self._let_go(self.engine)
+        self._answer(None)
+
+    def _answer(self, engine: Engine | None) -> None:
+        """Answers what was called for; None: the engine has ended."""
+        while self._calls:
+            self._calls.popleft()(engine)
+            with self._wake:
+                self._active = time.monotonic()
+                self._digesting = engine is not None
+
+    def _let_go(self, engine: Engine | None) -> None:
+        """An engine's last work."""
+        self._digesting = False
+        try:
+            if engine is not None:
+                engine.close()
+        except Exception as error:
+            _log_failure(error)
 
     def _loaded(self) -> Engine | None:
         """The engine, loaded where it is not; None where that fails, or the scheduler is closing."""
@@ -408,17 +480,19 @@ class Scheduler:
 
     def _wait(self) -> bool:
         """Waits for work, and lets the engine go where that takes long; False once the scheduler is closed."""
-        with self._wake:
-            while not self._jobs and not self._closing:
+        while True:
+            with self._wake:
                 patience_s = None if self.engine is None else min(self._release_s, threading.TIMEOUT_MAX)
-                if not self._wake.wait(patience_s) and not self._jobs:
-                    self.engine = None
-                    self.phase = Phase("ready", "the model is not in memory: the next request loads it")
-            return not self._closing
+                if self._wake.wait_for(lambda: self._has_work or self._closing, patience_s):
+                    return not self._closing
+                idle, self.engine = self.engine, None
+                self.phase = Phase("ready", "the model is not in memory: the next request loads it")
+            self._let_go(idle)
+            del idle
 
     def _round(self, engine: Engine) -> None:
         """One pass for all canvases, one step for one that encodes. The most urgent go first, and every fourth round
-        those who waited longest; contexts are encoded ahead only where nobody waits."""
+        those who waited longest; contexts are encoded ahead, and documents remembered, only where nobody waits."""
         self._rounds += 1
         by_urgency = self._rounds % (PATIENCE + 1) != 0
         live = sorted(self._begin_round(engine), key=lambda job: job.urgency if by_urgency else (job.turn, 0.0))
@@ -430,6 +504,17 @@ class Scheduler:
             self._encode(engine, encoding[0])
         elif not live and (ahead := self._next_prime()):
             self._encode(engine, ahead)
+        elif not live and self._digesting:
+            self._digest(engine)
+        if self._digesting and time.monotonic() > self._digested + DIGEST_AFTER_S:
+            self._digest(engine)
+
+    def _digest(self, engine: Engine) -> None:
+        """Takes in a piece of the documents that wait."""
+        more = engine.workspaces is not None and engine.workspaces.digest()
+        with self._wake:
+            self._digesting, self._digested = more or bool(self._calls), time.monotonic()
+            self._active = self._digested
 
     def _begin_round(self, engine: Engine) -> list[Job]:
         """Ends what is to end, lets new requests say what they need, and returns the requests that are live."""

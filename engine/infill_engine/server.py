@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
@@ -29,6 +29,7 @@ from infill_engine.config import EngineConfig
 from infill_engine.endpoints import (
     JSON,
     JSON_LINES,
+    MAX_BODY,
     Endpoint,
     Error,
     Guard,
@@ -40,9 +41,25 @@ from infill_engine.endpoints import (
     routes,
 )
 from infill_engine.metrics import Metrics
-from infill_engine.protocol import Event, InfillRequest, ProtocolError, Status
-from infill_engine.scheduler import Scheduler
+from infill_engine.protocol import (
+    Documents,
+    Event,
+    InfillRequest,
+    Manifest,
+    Paths,
+    ProtocolError,
+    Remembered,
+    Status,
+)
+from infill_engine.scheduler import Scheduler, Unavailable
 
+if TYPE_CHECKING:  # they bring torch
+    from infill_engine.workspaces import Workspaces
+
+T = TypeVar("T")
+
+#: Bytes a manifest may have: 200,000 documents with long paths.
+MAX_MANIFEST = 32 * 1024 * 1024
 #: Seconds for which an engine that could not load its model stays to say so; the next start tries again.
 ERROR_EXIT_S = 30.0
 #: Seconds the step that is running at shutdown may take.
@@ -81,6 +98,41 @@ def create_apps(
         scheduler.prime(await _read_gap(request))
         return answer(Accepted(), 202)
 
+    async def of_workspaces(function: Callable[[Workspaces], T], otherwise: T) -> T:
+        """Asks the engine; `otherwise` where it remembers none."""
+        try:
+            asked = scheduler.call(lambda engine: function(engine.workspaces) if engine.workspaces else otherwise)
+            return await asyncio.wrap_future(asked)
+        except Unavailable as error:
+            raise HTTPException(503, str(error)) from None
+
+    async def put_documents(request: Request) -> Response:
+        name, body = request.path_params["id"], await read_bytes(request, MAX_MANIFEST)
+        given = _decoded(protocol.decode_documents, body)
+        if isinstance(given, Manifest):
+            manifest = given.documents
+            return answer(Paths(tuple(await of_workspaces(lambda workspaces: workspaces.sync(name, manifest), []))))
+        if len(body) > MAX_BODY:
+            raise HTTPException(413, f"documents have at most {MAX_BODY} bytes together: send them in parts")
+        documents = given.documents
+        taken_in = await of_workspaces(lambda workspaces: workspaces.put(name, documents), None)
+        refused: list[str] = await asyncio.wrap_future(taken_in) if taken_in else []
+        return answer(Paths(tuple(refused)))
+
+    async def forget_documents(request: Request) -> Response:
+        name, paths = request.path_params["id"], _decoded(protocol.decode_paths, await read_bytes(request)).paths
+        await of_workspaces(lambda workspaces: workspaces.remove(name, paths), None)
+        return answer(Accepted())
+
+    async def forget_workspace(request: Request) -> Response:
+        name = request.path_params["id"]
+        await of_workspaces(lambda workspaces: workspaces.forget(name), None)
+        return answer(Accepted())
+
+    def remembered() -> Remembered:
+        engine = scheduler.engine
+        return engine.workspaces.remembered if engine and engine.workspaces else Remembered()
+
     async def status(_: Request) -> Response:
         engine, phase = scheduler.engine, scheduler.phase
         return answer(
@@ -100,6 +152,7 @@ def create_apps(
                 background=scheduler.background,
                 cache_bytes=engine.cache_bytes if engine else 0,
                 rss_bytes=_rss_bytes(),
+                memory=remembered(),
             )
         )
 
@@ -109,7 +162,9 @@ def create_apps(
 
     async def measured(_: Request) -> Response:
         cached = scheduler.engine.cache_bytes if scheduler.engine else 0
-        text = metrics.exposition(live=scheduler.live, background=scheduler.background, cache_bytes=cached)
+        text = metrics.exposition(
+            live=scheduler.live, background=scheduler.background, cache_bytes=cached, memory=remembered()
+        )
         return Response(text, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
     async def exit_when_idle() -> None:
@@ -147,6 +202,32 @@ def create_apps(
             body=InfillRequest,
             answers={JSON: Accepted},
             status=202,
+        ),
+        Endpoint(
+            method="PUT",
+            path="/v1/workspaces/{id}/documents",
+            summary="Takes which documents a workspace has, or some with text; answers which texts are still wanted",
+            handle=put_documents,
+            body=Manifest | Documents,
+            answers={JSON: Paths},
+            refuses=(503,),
+        ),
+        Endpoint(
+            method="DELETE",
+            path="/v1/workspaces/{id}/documents",
+            summary="Forgets documents at once",
+            handle=forget_documents,
+            body=Paths,
+            answers={JSON: Accepted},
+            refuses=(503,),
+        ),
+        Endpoint(
+            method="DELETE",
+            path="/v1/workspaces/{id}",
+            summary="Forgets a whole workspace at once",
+            handle=forget_workspace,
+            answers={JSON: Accepted},
+            refuses=(503,),
         ),
         Endpoint(
             method="GET",
@@ -202,8 +283,12 @@ def _app(endpoints: Sequence[Endpoint], guard: Guard | None = None, lifespan: An
 
 
 async def _read_gap(request: Request) -> InfillRequest:
+    return _decoded(protocol.decode_request, await read_bytes(request))
+
+
+def _decoded(decode: Callable[[bytes], T], body: bytes) -> T:
     try:
-        return protocol.decode_request(await read_bytes(request))
+        return decode(body)
     except ProtocolError as error:
         raise HTTPException(400, str(error)) from None
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from itertools import accumulate
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +22,10 @@ _SEGMENT = re.compile(r"\n+[^\n]*|[^\n]+")
 #: A pre-token longer than this many bytes is not taken back into the gap whole: a pass a token to write a long literal
 #: again would cost more than a perfect boundary is worth.
 MAX_HEALED_BYTES = 24
+
+
+#: Characters of a segment that are remembered: what is longer was hardly written by a person.
+REMEMBERED = 4096
 
 
 class Codec(Protocol):
@@ -62,6 +67,11 @@ class LineTokenizer:
         """Splits LF text into segments whose concatenation is the text; trailing newlines are a segment too."""
         return _SEGMENT.findall(text)
 
+    @staticmethod
+    def cut(text: str) -> Iterator[str]:
+        """The same one after the other, of a text that is too long to be split at once."""
+        return (found[0] for found in _SEGMENT.finditer(text))
+
     def encode(self, text: str) -> list[int]:
         """The ids of a text, segment by segment."""
         return [token for segment in self.segments(text) for token in self.encode_segment(segment)]
@@ -97,6 +107,64 @@ class LineTokenizer:
     def text(self, tokens: Sequence[int]) -> bytes:
         """The bytes of ids; may end within a character."""
         return b"".join(self.codec.tokens[token] for token in tokens)
+
+
+class Side:
+    """The text on one side of a gap as segments, tokenised from the gap outwards as time allows. It hardly changes from
+    one request to the next, and what did not is neither cut nor tokenised again: a key stroke costs a comparison."""
+
+    def __init__(self, tokenizer: LineTokenizer, *, before: bool) -> None:
+        """before: whether it is the text before the gap."""
+        self._tokenizer = tokenizer
+        self._before = before
+        self._text = ""
+        #: From the one that is farthest from the gap: segments, where each ends, counted from the far end, and the
+        #: tokens where they are known.
+        self._segments: list[str] = []
+        self._ends: list[int] = []
+        self._tokens: list[tuple[int, ...] | None] = []
+        #: Of the last ones, next to the gap, the tokens are known from here on.
+        self._known = 0
+
+    def update(self, text: str) -> None:
+        """Takes in the text as it is now."""
+        if text == self._text:
+            return
+        # A segment stays where its text did and what stands on its near side, by which it is known to end there.
+        kept = bisect_left(self._ends, self._common(text))
+        at = self._ends[kept - 1] if kept else 0
+        rest = self._tokenizer.segments(text[at:] if self._before else text[: len(text) - at])
+        if not self._before:
+            rest.reverse()
+        self._text = text
+        self._segments[kept:] = rest
+        self._ends[kept:] = list(accumulate(map(len, rest), initial=at))[1:]
+        self._tokens[kept:] = [None] * len(rest)
+        self._known = len(self._tokens)
+
+    def encode(self, most: int) -> bool:
+        """Tokenises up to `most` characters more, and whatever segment is next; returns whether all is."""
+        while self._known and most > 0:
+            at = self._known - 1
+            if self._tokens[at] is None:
+                segment = self._segments[at][:REMEMBERED]
+                self._tokens[at] = self._tokenizer.encode_segment(segment)
+                most -= len(segment)
+            self._known = at
+        return self._known == 0
+
+    @property
+    def lines(self) -> list[tuple[int, ...]]:
+        """The tokens of the segments next to the gap that are known, in the order of the text."""
+        known = self._tokens[self._known :]
+        return cast(list[tuple[int, ...]], known if self._before else known[::-1])
+
+    def _common(self, text: str) -> int:
+        """How many characters, counted from the far end, are the same as before."""
+        old, shorter = self._text, min(len(text), len(self._text))
+        if self._before:
+            return bisect_left(range(shorter), True, key=lambda n: old[: n + 1] != text[: n + 1])
+        return bisect_left(range(shorter), True, key=lambda n: old[len(old) - n - 1 :] != text[len(text) - n - 1 :])
 
 
 class ByteCodec:

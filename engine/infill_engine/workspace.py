@@ -388,13 +388,15 @@ class Workspace:
                 text = segment.tokens, segment.order, segment.live
                 ngrams.search_sorted(*text, *skip, known, first, self._vocab, *found)
 
-    def merge(self) -> bool:
+    def merge(self, alone: bool = False) -> bool:
         """Brings disk and memory to one state: afterwards the disk holds what was put and nothing that was deleted.
-        False where another engine is writing, or the disk could not be written; memory stays as it was then."""
+        False where another engine is writing, or the disk could not be written; memory stays as it was then.
+
+        alone: only what is new is written, in a segment of its own, which is quick."""
         try:
             with self._writing() as mine:
                 if mine:
-                    self._merge()
+                    self._merge(alone)
                 return mine
         except OSError:
             with self._lock:
@@ -403,13 +405,17 @@ class Workspace:
             return False
 
     def close(self) -> None:
-        """Ends the background work, and notes on disk what was deleted. What was put since the last merge is not kept:
-        the next `sync` asks for it."""
+        """Ends the background work, and writes to disk what is new and what was deleted, as it is. Where that cannot be
+        done at once, what was put since the last merge is not kept: the next `sync` asks for it."""
         with self._lock:
             self._closed = True
             self._lock.notify_all()
         if self._thread is not None:
             self._thread.join(1.0)  # a merge under way may be dropped: what was there before counts
+            if self._thread.is_alive():
+                return
+        if self._recent.files:
+            self.merge(alone=True)
         if self._gone:
             self._note()
 
@@ -529,18 +535,18 @@ class Workspace:
                 with contextlib.suppress(OSError):
                     other.unlink()
 
-    def _merge(self) -> None:
+    def _merge(self, alone: bool) -> None:
         """`merge`, with the folder's lock held. The memory's own lock is taken for moments only."""
         with self._lock:
             self._unseal()
-            damaged = [s for s in self._segments if s.name not in self._verified]
+            damaged = [s for s in self._segments if s.name not in self._verified and not alone]
         damaged = [s for s in damaged if not s.sound]
         with self._lock:
             self._segments = [s for s in self._segments if s not in damaged]
-            self._verified = {s.name for s in self._segments}
+            self._verified |= set() if alone else {s.name for s in self._segments}
             self._change.changed = 0.0
             sealed = self._recent
-            plan = self._plan(sealed.size if sealed.files else 0)
+            plan = [_Merged([], [])] if alone else self._plan(sealed.size if sealed.files else 0)
             tokens, fresh = sealed.text()
             self._sealed, self._recent = sealed, _Recent()
         young = self._sorted(tokens, fresh) if fresh else None
@@ -563,7 +569,7 @@ class Workspace:
                 if sealed.files.get(path, (None,))[0] != content:
                     _kill(results, path, content)
             self._segments = [s for s in self._segments if s not in merged] + results
-            self._verified = {s.name for s in self._segments}
+            self._verified &= {s.name for s in self._segments}
             self._sealed = None
         self._write_index()
 

@@ -20,6 +20,7 @@ class ScriptedEngine:
     dtype = "float32"
     kernels = "torch"
     cache_bytes = 12_345
+    workspaces = None
     encoded_tokens = 0
 
     def __init__(self, script: Callable[[InfillRequest], Steps]) -> None:
@@ -41,6 +42,9 @@ class ScriptedEngine:
         for _ in range(3):
             self.turns.append(("prime", request.document))
             yield
+
+    def close(self) -> None:
+        """Nothing is to be kept."""
 
     def denoise(self, passes: Sequence[object]) -> Sequence[object]:
         raise AssertionError("no script asks for a pass")

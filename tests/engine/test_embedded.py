@@ -13,6 +13,7 @@ from infill_engine.config import EngineConfig
 from infill_engine.core import Canvas, Contexts, complete
 from infill_engine.engine import Engine
 from infill_engine.fetch import ensure_weights
+from infill_engine.memory import Memory
 from infill_engine.models import physical_cores
 from infill_engine.protocol import Candidate, InfillRequest
 from infill_engine.tokenizer import LineTokenizer
@@ -105,9 +106,10 @@ def test_a_body_ends_where_the_next_function_begins(engine):
     assert "def diameter" not in text
 
 
-def test_proposals_change_the_passes_but_no_text(loaded):
-    """The real model in its serving type, at places of a real file: what look-up and masks propose, however little they
-    are sure of, against no proposals at all."""
+@pytest.mark.parametrize("remembers", [False, True])
+def test_proposals_change_the_passes_but_no_text(loaded, remembers):
+    """The real model in its serving type, at places of a real file: what look-up or the memory and masks propose,
+    however little they are sure of, against no proposals at all."""
     tensors, codec = loaded
     lines = inspect.getsource(pygls.server).splitlines()
     dtype = smollm.cpu_dtypes()[-1]
@@ -115,7 +117,8 @@ def test_proposals_change_the_passes_but_no_text(loaded):
     for proposals, masks in ((0, 0), (8, 0), (0, 3), (8, 3)):
         denoiser = smollm.SmolDenoiser(tensors, dtype, "cpu", threads=physical_cores())
         config = EngineConfig(proposal_tokens=proposals, masks=masks, mask_groups=3, mask_prob=0.0)
-        engine = Engine("embedded", denoiser, codec, config, dtype=dtype)
+        memory = Memory(len(codec.tokens)) if remembers else None
+        engine = Engine("embedded", denoiser, codec, config, dtype=dtype, memory=memory)
         texts, steps = [], 0
         for row in (60, 95, 130, 170):
             indent = len(lines[row]) - len(lines[row].lstrip())

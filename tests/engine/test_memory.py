@@ -497,10 +497,13 @@ def dense(match: Match, admitted: np.ndarray) -> np.ndarray:
     return p / p.sum() if p.sum() > 0 else p
 
 
+END = 9
+
+
 @settings(deadline=None)
 @given(
-    shares,
-    shares,
+    shares.map(lambda counts: {token: count for token, count in counts.items() if token != END}),
+    shares.map(lambda counts: {token: count for token, count in counts.items() if token != END}),
     logits,
     st.sets(st.integers(0, 9), max_size=9),
     st.tuples(*[st.floats(0.01, 1)] * 3),
@@ -511,18 +514,22 @@ def test_the_mixture_is_exact(in_file, in_workspace, z, refused, weights, temper
     w = np.array(weights) / sum(weights)
     table = Weights((2,), (), np.broadcast_to(w, (2, 2, 1, 3)))
     file, other = match(in_file), match(in_workspace)
-    # Dense: each part over the ids that are admitted, a part without any left out.
+    # Dense: each part over the ids that are admitted, a part without any left out; END as the model has it.
     y = np.where(admitted, np.array(z) / temperature, -np.inf)
     p = np.exp(y - y.max())
     lse, p = y.max() + math.log(p.sum()), p / p.sum()
-    parts = [p, dense(file, admitted), dense(other, admitted)]
-    used = np.array([w[i] * bool(part.any()) for i, part in enumerate(parts)])
-    q = sum(weight * part for weight, part in zip(used / used.sum(), parts, strict=True))
+    end, text = p[END], np.where(np.arange(10) == END, 0.0, p)
+    parts = [text / max(1.0 - end, 1e-300), dense(file, admitted), dense(other, admitted)]
+    used = np.array([w[i] * bool(i == 0 or part.any()) for i, part in enumerate(parts)])
+    used /= used.sum()
+    q = (1.0 - end) * sum(weight * part for weight, part in zip(used, parts, strict=True))
+    q[END] = end
 
     candidates = Candidates.of(*(part.only(admitted[part.ids]) for part in (file, other)), table)
     assert len(set(candidates.ids[candidates.named].tolist())) == candidates.named.sum()
     entropy = np.array([-(p[p > 0] * np.log(p[p > 0])).sum()])
-    mixed = mix(candidates, np.array([y.argmax()]), p.max(keepdims=True), np.array([lse]), entropy, y[candidates.ids])
+    model = np.array([y.argmax()]), p.max(keepdims=True), np.array([lse]), entropy
+    mixed = mix(candidates, *model, y[candidates.ids], END, p[END:])
     assert mixed.prob[0] == pytest.approx(q.max())
     assert q[mixed.token[0]] == pytest.approx(q.max())
     assert admitted[mixed.token[0]]
@@ -530,22 +537,39 @@ def test_the_mixture_is_exact(in_file, in_workspace, z, refused, weights, temper
     named = candidates.named
     assert mixed.candidates[named] == pytest.approx(q[candidates.ids[named]])
 
-    # Drawn evenly over both draws, each id comes as often as it is probable.
+    # Drawn evenly over both draws, each id comes as often as it is probable where the model's sample is not END.
     grid = (np.arange(60) + 0.5) / 60
     component, follower = (g.ravel() for g in np.meshgrid(grid, grid))
     repeated = Candidates(*(np.repeat(getattr(candidates, name), 3600, 0) for name in Candidates.__slots__))
-    drawn = draw(repeated, np.full(3600, -1), component, follower)
-    remembered = q - used[0] / used.sum() * p
+    drawn = draw(repeated, np.full(3600, -1), component, follower, END)
     for token in range(10):
-        assert (drawn == token).mean() == pytest.approx(remembered[token], abs=0.06)
-    assert (drawn == -1).mean() == pytest.approx(used[0] / used.sum(), abs=0.02)
+        remembered = used[1] * parts[1][token] + used[2] * parts[2][token]
+        assert (drawn == token).mean() == pytest.approx(remembered, abs=0.06)
+    assert (drawn == -1).mean() == pytest.approx(used[0], abs=0.02)
+    assert (draw(repeated, np.full(3600, END), component, follower, END) == END).all()
+
+
+def test_where_the_text_ends_is_the_models_alone_to_say():
+    """However sure the memory is of what follows: a model that ends the text at 60% ends it."""
+    candidates = Candidates.of(match({1: 5}), match({1: 7}), EVEN)
+    ends = np.array([END]), np.array([0.6]), np.zeros(1), np.array([1.0]), np.log(np.full((1, 1), 0.1))
+    mixed = mix(candidates, *ends, END, np.array([0.6]))
+    assert (mixed.token[0], mixed.prob[0]) == (END, 0.6)
+    assert mixed.candidates[0, 0] == pytest.approx(0.1 / 3 + 0.4 * 2 / 3)
+    # Less probable than another of the model's tokens, but more than all are once the memory has its share.
+    goes_on = np.array([5]), np.array([0.5]), np.zeros(1), np.array([1.0]), np.log(np.full((1, 1), 0.01))
+    mixed = mix(candidates, *goes_on, END, np.array([0.4]))
+    assert (mixed.token[0], mixed.prob[0]) == (1, pytest.approx(0.01 / 3 + 0.6 * 2 / 3))
+    mixed = mix(candidates, *goes_on, END, np.array([0.45]))
+    assert mixed.token[0] == END
 
 
 def test_without_a_match_the_model_is_left_alone():
     candidates = Candidates.of(match({}), match({}), EVEN)
     assert candidates.weights.tolist() == [[1.0, 0.0, 0.0]]
-    mixed = mix(candidates, np.array([7]), np.array([0.4]), np.array([3.0]), np.array([1.2]), np.zeros((1, 0)))
-    assert (mixed.token[0], mixed.prob[0], mixed.entropy[0]) == (7, 0.4, 1.2)
+    model = np.array([7]), np.array([0.4]), np.array([3.0]), np.array([1.2]), np.zeros((1, 0))
+    mixed = mix(candidates, *model, END, np.array([0.2]))
+    assert (mixed.token[0], mixed.prob[0], mixed.entropy[0]) == (7, 0.4, pytest.approx(1.2))
 
 
 def test_rows_of_several_canvases_are_mixed_as_one():
@@ -554,10 +578,11 @@ def test_rows_of_several_canvases_are_mixed_as_one():
     stacked = Candidates.stacked([(1, one), (3, other)], 5)
     rows = np.arange(5)
     scores = np.log(np.full(stacked.ids.shape, 0.1))
-    model = rows % 2 + 5, np.full(5, 0.5), np.zeros(5), np.full(5, 1.5)
-    mixed = mix(stacked, *model, scores)
+    model, end = (rows % 2 + 5, np.full(5, 0.5), np.zeros(5), np.full(5, 1.5)), np.full(5, 0.01)
+    mixed = mix(stacked, *model, scores, END, end)
     for row, candidates in ((1, one), (3, other)):
-        alone = mix(candidates, *(a[row : row + 1] for a in model), scores[:1, : candidates.ids.shape[1]])
+        of_row = *(a[row : row + 1] for a in model), scores[:1, : candidates.ids.shape[1]]
+        alone = mix(candidates, *of_row, END, end[:1])
         assert (mixed.token[row], mixed.prob[row], mixed.entropy[row]) == pytest.approx(
             (alone.token[0], alone.prob[0], alone.entropy[0])
         )
@@ -627,8 +652,9 @@ def observed(rows: int, rng: np.random.Generator) -> training.Observed:
     entropy = -(0.3 * math.log(0.3) + 0.7 * math.log(0.7))
     model, name = np.where(token == 1, 0.3, 0.7), np.array([f"p{i % 8}" for i in range(rows)])
     kind, top = np.repeat("line", rows), np.zeros(rows, np.int64)
+    zeros = np.zeros(rows)
     return training.Observed(
-        name, kind, token, model, top, np.full(rows, 0.7), np.full(rows, entropy), named, file, none
+        name, kind, token, model, top, np.full(rows, 0.7), np.full(rows, entropy), zeros, named, file, none, end_id=2
     )
 
 
@@ -681,8 +707,9 @@ def test_what_a_model_says_is_observed(tmp_path: Path) -> None:
     assert known.any()
     assert (seen.model[known] > 0.99).all()
     assert np.allclose(seen.model[known], seen.prob[known])
+    assert (seen.end[seen.top == seen.end_id] > 0.99).all()
     assert (seen.workspace.length > 0).any()
-    assert seen.parts()[:, 2].mean() > 0.3
+    assert (seen.parts()[:, 2] > 0).mean() > 0.3
     assert set(seen.package) == {"p"}
 
 

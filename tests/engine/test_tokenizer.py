@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from infill_engine.tokenizer import MAX_HEALED_BYTES, BpeCodec, ByteCodec, LineTokenizer, _byte_of_char
+from infill_engine.tokenizer import (
+    MAX_HEALED_BYTES,
+    REMEMBERED,
+    BpeCodec,
+    ByteCodec,
+    LineTokenizer,
+    Side,
+    _byte_of_char,
+)
 
 SPECIALS = 2
 
@@ -103,3 +111,48 @@ def test_every_byte_can_be_written():
     tokenizer = LineTokenizer(ByteCodec())
     text = "".join(map(chr, range(1, 0x180)))
     assert tokenizer.text(tokenizer.encode(text)).decode() == text
+
+
+lines = st.lists(st.sampled_from(["", "a", "bb", "  cc", "d" * 9]), max_size=12).map("\n".join)
+
+
+@given(st.lists(st.tuples(lines, st.integers(0, 12)), max_size=6), st.booleans())
+def test_a_side_of_a_gap_is_known_from_the_gap_outwards_whatever_it_was_before(steps, before):
+    encoder = LineTokenizer(ByteCodec())
+    side = Side(encoder, before=before)
+    for text, most in steps:
+        side.update(text)
+        whole = side.encode(most)
+        segments = encoder.segments(text)
+        known = [bytes(line).decode() for line in side.lines]
+        assert known == (segments[len(segments) - len(known) :] if before else segments[: len(known)])
+        assert whole == (len(known) == len(segments))
+        assert whole or sum(map(len, known)) >= most
+    side.update(steps[-1][0] if steps else "")
+    assert side.encode(1000)
+
+
+def test_of_a_side_only_what_changed_is_tokenised_again():
+    seen: list[str] = []
+    codec = ByteCodec()
+    codec.encode = lambda text: seen.append(text) or list(text.encode())  # type: ignore[func-returns-value]
+    for before in (True, False):
+        side = Side(LineTokenizer(codec, cached_segments=1), before=before)
+        text = "".join(f"\nline {i}" for i in range(50))
+        side.update(text)
+        assert side.encode(10_000)
+        seen.clear()
+        side.update(text + "\nnew" if before else "new" + text)
+        assert side.encode(10_000)
+        assert len(seen) <= 2
+        seen.clear()
+        side.update(text.replace("line 30", "line x"))
+        assert side.encode(10_000)
+        assert any("line x" in segment for segment in seen)
+
+
+def test_of_a_line_that_nobody_wrote_the_beginning_is_remembered():
+    side = Side(LineTokenizer(ByteCodec()), before=True)
+    side.update("a\n" + "x" * 100_000 + "\nb")
+    assert side.encode(10_000)
+    assert [len(line) for line in side.lines] == [1, REMEMBERED, 2]

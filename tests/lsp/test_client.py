@@ -13,10 +13,21 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from infill_engine import protocol
-from infill_engine.protocol import PROTOCOL, Candidate, Event, Final, InfillRequest, Status
+from infill_engine.protocol import (
+    PROTOCOL,
+    Candidate,
+    Document,
+    Documents,
+    Event,
+    Final,
+    InfillRequest,
+    Manifest,
+    Paths,
+    Status,
+)
 
 from infill_lsp import client as client_module
-from infill_lsp.client import EngineClient, EngineError
+from infill_lsp.client import BATCH, MAX_DOCUMENT, EngineAway, EngineClient, EngineError
 
 REQUEST = InfillRequest(client="c", document="d", head="x = ")
 READY = Status(version="1", pid=1, state="ready", model="m")
@@ -242,6 +253,53 @@ async def test_cancelling_closes_the_stream_and_leaves_the_client_usable(engine:
                 await task
             await closed.acquire()
         assert await events_of(engine) == [Final("end")]
+
+
+async def test_a_workspace_is_told_and_sent_in_parts(engine: EngineClient) -> None:
+    documents = [Document(name, "1", text) for name, text in (("a", "x" * BATCH), ("b", "y"), ("c", "é"))]
+    documents.insert(1, Document("long", "1", "x" * (MAX_DOCUMENT + 1)))
+
+    async def answer(target: str, body: bytes, writer: asyncio.StreamWriter) -> None:
+        paths = ("b",) if b'"manifest"' in body or b'"y"' in body else ()
+        await plain(writer, protocol.encode(Paths(paths)))
+
+    async with listening(answer) as peer:
+        assert await engine.sync("a b/c", {"b": "2"}) == ["b"]
+        assert await engine.put("w", iter(documents)) == ["long", "b"]
+        await engine.remove("w", ["a", "b"])
+        await engine.forget("w")
+        assert peer.targets == [
+            "/v1/workspaces/a%20b%2fc/documents",
+            *["/v1/workspaces/w/documents"] * 3,
+            "/v1/workspaces/w",
+        ]
+        manifest, first, second, gone, _ = peer.bodies
+        assert protocol.decode_documents(manifest) == Manifest({"b": "2"})
+        assert protocol.decode_documents(first) == Documents((documents[0],))
+        assert protocol.decode_documents(second) == Documents(tuple(documents[2:]))
+        assert protocol.decode_paths(gone) == Paths(("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error", "says"),
+    [
+        ("503 Service Unavailable", b'{"error":"the engine is starting"}', EngineAway, "starting"),
+        ("413 Content Too Large", b'{"error":"too long"}', EngineError, "too long"),
+        ("200 OK", b"[]", EngineError, "no list of paths"),
+    ],
+)
+async def test_why_a_workspace_cannot_be_told_is_raised(
+    engine: EngineClient, status: str, body: bytes, error: type[EngineError], says: str
+) -> None:
+    async def answer(target: str, _: bytes, writer: asyncio.StreamWriter) -> None:
+        await plain(writer, body, status)
+
+    with pytest.raises(EngineAway, match="not running"):
+        await engine.sync("w", {})
+    async with listening(answer):
+        with pytest.raises(EngineError, match=says) as raised:
+            await engine.sync("w", {})
+    assert type(raised.value) is error
 
 
 async def test_nothing_is_sent_to_another_users_process(engine: EngineClient, monkeypatch: pytest.MonkeyPatch) -> None:

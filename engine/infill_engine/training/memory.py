@@ -69,17 +69,20 @@ class Observed:
     top: Array
     prob: Array
     entropy: Array
+    #: The model's probability of END.
+    end: Array
     #: The model's probabilities of what file and workspace name, [N, 2 * NAMED].
     named: Array
     #: What file and workspace say.
     file: Match
     workspace: Match
+    end_id: int
 
     def only(self, rows: Array) -> Observed:
         """Some of the rows."""
         columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in _COLUMNS}
         file, other = (Match(*(column[rows] for column in match)) for match in (self.file, self.workspace))
-        return Observed(**columns, file=file, workspace=other)
+        return Observed(**columns, file=file, workspace=other, end_id=self.end_id)
 
     @staticmethod
     def joined(parts: Sequence[Observed]) -> Observed:
@@ -87,15 +90,17 @@ class Observed:
         columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
         matches = ([part.file for part in parts], [part.workspace for part in parts])
         file, other = (Match(*map(np.concatenate, zip(*match, strict=True))) for match in matches)
-        return Observed(**columns, file=file, workspace=other)
+        return Observed(**columns, file=file, workspace=other, end_id=parts[0].end_id)
 
     def parts(self) -> Array:
-        """float64 [N, 3]: the probability of each token by model, file and workspace alone; 0 where they know none."""
+        """float64 [N, 3]: the probability of each token by model, file and workspace alone, with END as the model has
+        it; 0 where they know none."""
         here = [(match.share * (match.ids == self.token[:, None])).sum(1) for match in (self.file, self.workspace)]
-        return np.stack([self.model, *here], 1)
+        remembered = [np.where(self.token == self.end_id, self.end, (1.0 - self.end) * share) for share in here]
+        return np.stack([self.model, *remembered], 1)
 
 
-_COLUMNS = ("package", "kind", "token", "model", "top", "prob", "entropy", "named")
+_COLUMNS = ("package", "kind", "token", "model", "top", "prob", "entropy", "end", "named")
 
 
 def cut(document: Document, tokenizer: LineTokenizer, count: int, chance: random.Random) -> list[Gap]:
@@ -151,9 +156,11 @@ def observe(
             prob.indices.numpy(),
             prob.values.numpy(),
             torch.special.entr(p).sum(-1).numpy(),
+            p[:, denoiser.facts.end_id].numpy(),
             p.gather(1, ids).numpy(),
             file,
             other,
+            denoiser.facts.end_id,
         )
 
 
@@ -198,7 +205,8 @@ def mixed(observed: Observed, fitted: Weights) -> tuple[Array, Array, Array]:
     everything = np.concatenate([observed.file.ids, observed.workspace.ids], 1)
     at = (candidates.ids[:, :, None] == everything[:, None, :]).argmax(2)
     scores = np.log(np.maximum(np.take_along_axis(observed.named, at, 1), 1e-300))
-    said = mix(candidates, observed.top, observed.prob, np.zeros(len(at)), observed.entropy, scores)
+    model = observed.top, observed.prob, np.zeros(len(at)), observed.entropy, scores
+    said = mix(candidates, *model, observed.end_id, observed.end)
     shares = fitted.of(observed.file, observed.workspace)
     return (observed.parts() * shares).sum(1), said.token, said.prob
 
