@@ -260,6 +260,8 @@ class Engine:
 
     def warm_up(self) -> None:
         """Fills a small gap, so that what is compiled or set up at its first use is there before the first request."""
+        if self.workspaces is not None:
+            self.workspaces.warm_up()
         gap = InfillRequest(
             client="",
             document="",

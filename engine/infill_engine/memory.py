@@ -115,8 +115,8 @@ class Weights:
     def bucket(self, file: Match, workspace: Match) -> tuple[Array, Array, Array]:
         """Where in the table each row stands, three int64 [R]."""
         count = np.where(workspace.length > 0, workspace.times, 0)
-        by_length = (np.digitize(match.length, self.lengths) for match in (file, workspace))
-        return (*by_length, np.digitize(count, self.counts))  # type: ignore[return-value]
+        in_file, in_workspace = (np.searchsorted(self.lengths, match.length, "right") for match in (file, workspace))
+        return in_file, in_workspace, np.searchsorted(self.counts, count, "right")
 
     def of(self, file: Match, workspace: Match) -> Array:
         """float64 [R, 3]: the weights of model, file and workspace. A part without a match has none."""
@@ -374,19 +374,18 @@ class View:
         which 1.5 were right (`Lookup` 2.4 and 1.2); 8 at most were 4.8, of which 2.1 were."""
         proposal: list[int] = []
         while len(proposal) < most:
-            candidates = self.candidates_after(proposal)
-            remembered = candidates.remembered
+            found = self.matches(proposal, rows=1)
             if not proposal:
-                most = min(most, int(candidates.lengths.max()))
-            if not remembered.size or not remembered.max() > 0:
+                most = min(most, max(int(match.length[0]) for match in found))
+            shares: dict[int, float] = {}
+            for match, weight in zip(found, self._memory.weights.of(*found)[0, 1:].tolist(), strict=True):
+                for token, share in zip(match.ids[0].tolist(), match.share[0].tolist(), strict=True):
+                    if share * weight > 0:
+                        shares[token] = shares.get(token, 0.0) + share * weight
+            if not shares:
                 break
-            proposal.append(int(candidates.ids[0, remembered[0].argmax()]))
+            proposal.append(max(shares, key=shares.__getitem__))
         return tuple(proposal)
-
-    def candidates_after(self, proposal: Sequence[int]) -> Candidates:
-        """The last row of `candidates` alone."""
-        file, workspace = self.matches(proposal, rows=1)
-        return Candidates.of(file, workspace, self._memory.weights)
 
     def matches(self, proposal: Sequence[int], rows: int | None = None) -> tuple[Match, Match]:
         """What file and workspace say of the rows of `candidates`, or of the last `rows` of them."""

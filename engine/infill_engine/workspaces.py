@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
+from infill_engine import ngrams
 from infill_engine.protocol import Document, Remembered
 from infill_engine.scheduler import Unavailable
 from infill_engine.tokenizer import REMEMBERED, Codec, LineTokenizer
@@ -87,6 +90,20 @@ class Workspaces:
             disk_bytes=sum(one.disk_bytes for one in workspaces),
             waiting=len(self._waiting),
         )
+
+    def warm_up(self) -> None:
+        """Uses a small workspace, so that what is compiled at its first use, in seconds once on a machine, is there
+        before the first request."""
+        with tempfile.TemporaryDirectory() as where:
+            workspace = Workspace(Path(where), len(self._codec.tokens), background=False)
+            for content in ("1", "2"):  # as a segment, then in memory beside it; then a deletion and a merge of both
+                workspace.put(content, content, [1, 2, 3])
+                workspace.search(np.array([1, 2], np.int32), 1, ngrams.found(1))
+                workspace.merge(alone=True)
+            workspace.remove("1")
+            workspace.put("3", "3", [1, 2, 3])
+            workspace.search(np.array([1, 2], np.int32), 1, ngrams.found(1))
+            workspace.merge()
 
     def of(self, name: str) -> Workspace:
         """The workspace of that name, opened where it is not."""

@@ -21,6 +21,7 @@ from infill_engine.protocol import (
     InfillRequest,
     Manifest,
     Paths,
+    Remembered,
     decode_event,
     decode_status,
     encode,
@@ -140,6 +141,12 @@ def test_a_workspace_that_is_forgotten_leaves_the_disk(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.segment"))
     assert some.sync("w", ALL) == ["a.py", "b.py", "c.py"]
     some.close()
+
+
+def test_warming_up_leaves_nothing_behind(some: Workspaces, tmp_path: Path) -> None:
+    some.warm_up()
+    assert some.remembered == Remembered()
+    assert not list(tmp_path.iterdir())
 
 
 def test_of_many_workspaces_only_some_are_open(some: Workspaces, monkeypatch: pytest.MonkeyPatch) -> None:
