@@ -278,9 +278,9 @@ def test_stopping_waits_no_longer_than_it_says(engines: Engines) -> None:
 def test_an_engine_that_hangs_is_stopped_by_signals(
     engines: Engines, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    engine = engines.up("instant")
     monkeypatch.setattr(process, "ASK_S", 0.1)
     monkeypatch.setattr(process, "SIGNAL_S", 0.1)
-    engine = engines.up("instant")
     engine.send_signal(signal.SIGSTOP)
     assert cli.main(["status", "--model", "instant"]) == 1
     assert "end it with `infill-engine stop --model instant`" in capsys.readouterr().err
