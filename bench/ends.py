@@ -18,7 +18,6 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import torch
 from infill_engine import gap as gap_rules
 from infill_engine.config import EngineConfig
 from infill_engine.core import Canvas, Rows
@@ -97,9 +96,8 @@ def _endless(model: Model, truth: Truth) -> Engine:
     """A decoder that never says END: where nothing else restricts it, anything but END may come. So the probability
     of END that it reports is the odds of END."""
     engine = model.decoder(0, False, truth, True)
-    healing, free = engine._allowed, torch.ones(len(model.codec.tokens), dtype=torch.bool)
-    free[model.engine._denoiser.facts.end_id] = False
-    engine._allowed = lambda run: healing(run) or {0: free}  # type: ignore[method-assign]
+    healing = engine._allowed
+    engine._allowed = lambda run: healing(run) or {0: engine._unending}  # type: ignore[method-assign]
     return engine
 
 
@@ -182,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--corpus", type=Path, default=cache_dir() / "corpus")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
-    gap_rules.CLEAR_AFTER = 10**9
+    gap_rules.CLEAR_MARGIN = math.inf
     model = Model.load(EngineConfig(model=options.model, threads=options.threads))
     draw, truth = held_out(options.corpus, options.seed), Truth()
     cases = [draw(i) for i in range(options.gaps)]

