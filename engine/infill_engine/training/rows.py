@@ -60,8 +60,6 @@ class Mix:
     far: float = 0.3
     #: Of the loss that is of known tokens; the rest is of masks.
     dense: float = 0.6
-    #: How much more a decision at a line's end weighs, to stop there or to go on, than another token.
-    line_end: float = 2.0
     #: Groups of masks a gap: at most, and one for so many tokens.
     groups: int = 8
     every: int = 2
@@ -148,7 +146,7 @@ def _row(
         distance=0 if still or chance.random() > mix.far else chance.randrange(700),
         snippet=snippet,
         targets=targets,
-        weights=[_weight(t, j, tokenizer, mix) for t, j in zip(targets, ahead, strict=True)],
+        weights=[_weight(t, j, mix) for t, j in zip(targets, ahead, strict=True)],
         ahead=ahead,
         allowed=_allowed(head.rest, middle, left, tokenizer),
     )
@@ -193,13 +191,12 @@ def _allowed(rest: bytes, middle: Sequence[int], left: int, tokenizer: LineToken
     return sets
 
 
-def _weight(target: int, ahead: int, tokenizer: LineTokenizer, mix: Mix) -> float:
-    """What a prediction weighs among those of its sort."""
+def _weight(target: int, ahead: int, mix: Mix) -> float:
+    """What a prediction weighs among those of its sort. All known tokens weigh the same: to let END weigh twice would
+    double its odds, and gaps would end too soon."""
     if target < 0:
         return 0.0
-    if ahead:
-        return mix.fading ** (ahead - 1)
-    return mix.line_end if target == END_ID or tokenizer.codec.tokens[target].startswith(b"\n") else 1.0
+    return mix.fading ** max(0, ahead - 1)
 
 
 def _shared(rows: Sequence[Row], mix: Mix) -> list[Row]:
