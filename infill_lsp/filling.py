@@ -80,6 +80,8 @@ class Status:
     late: str = ""
     #: Why it is off.
     error: str = ""
+    #: Grows with each change of what is stored.
+    changes: int = 0
 
 
 class Filler:
@@ -115,6 +117,7 @@ class Filler:
         self._took = self._looked = 0.0
         self._due = 0.0
         self._removed = 0
+        self._changes = 0
         self._purged = time.monotonic()
 
     def run(self) -> None:
@@ -263,6 +266,7 @@ class Filler:
         worth = len(paths) >= WORTH_TELLING
         for done, batch in self._batches(paths):
             self._removed += self._stored.write(batch)
+            self._changes += 1
             if worth:
                 self._tell(state="filling", done=done, total=len(paths))
         self._meanwhile(self._rules, self._stored)
@@ -307,6 +311,7 @@ class Filler:
     def _remove(self, paths: Collection[str]) -> None:
         if paths:
             self._removed += self._stored.remove(paths)
+            self._changes += 1
             self._tell()
 
     def _rest(self) -> None:
@@ -332,6 +337,7 @@ class Filler:
             files=counts.files,
             chunks=counts.chunks,
             refused=refused,
+            changes=self._changes,
             **changes,  # type: ignore[arg-type]
         )
         if status != self._status:

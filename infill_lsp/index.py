@@ -17,7 +17,7 @@ import threading
 import time
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from infill_lsp import database
 from infill_lsp.chunks import Chunk, cut, language_of, words
 from infill_lsp.database import Database, Found, fingerprint
 from infill_lsp.filling import Filler, Limits, Status, is_local
-from infill_lsp.ignore import Ignore, is_secret, unfit
+from infill_lsp.ignore import Ignore, Refused, is_secret, unfit
 
 log = logging.getLogger(__name__)
 
@@ -150,15 +150,31 @@ class Index:
         with self._changed:
             return self._changed.wait_for(lambda: not self._dirty and self._status.state in ("ready", "off"), timeout_s)
 
-    def manifest(self) -> dict[str, bytes]:
-        """Path and hash of each file's text as it counts now: of what is open, else of what is on disk."""
+    def manifest(self) -> dict[str, bytes] | None:
+        """Path and hash (`fingerprint`) of each file's text as it counts now: of what is open, else of what is on disk.
+        None where the database gives no answer now.
+        """
         with self._reading:
-            found = self._ask(lambda reader: reader.manifest()) or {}
+            found = self._ask(lambda reader: reader.manifest())
+        if found is None:
+            return None
         with self._changed:
             for path in self._texts:
                 found.pop(path, None)
             found.update(self._open.fingerprints)
         return found
+
+    def texts(self, paths: Iterable[str]) -> Iterator[tuple[str, str]]:
+        """Path and text, LF only, of those of the files that may be read now, as they count: open, else on disk."""
+        rules = Ignore(self.root, self._exclude)
+        for path in paths:
+            with self._changed:
+                text = self._texts.get(path)
+            if text is None:
+                with suppress(Refused):
+                    yield path, rules.read(path).text
+            elif rules.refusal(path) is None and unfit(text) is None:
+                yield path, _lf(text)
 
     def frequencies(self, asked: Sequence[str], seen: Seen | None, until: float = math.inf) -> dict[str, int]:
         """How many chunks have each word, of those that any has, without what is `seen`."""
@@ -303,12 +319,13 @@ class Index:
             todo = {path: self._texts[path] for path in self._dirty}
         for path, text in todo.items():
             fit = rules.refusal(path) is None and unfit(text) is None
-            chunks = cut(text.replace("\r\n", "\n").replace("\r", "\n"), language_of(path)) if fit else []
+            lines = _lf(text)
+            chunks = cut(lines, language_of(path)) if fit else []
             counted = [(chunk, Counter(words(chunk.text))) for chunk in chunks]
             with self._changed:
                 if self._texts.get(path) is text:  # Neither closed nor changed meanwhile.
                     self._dirty.discard(path)
-                    self._open.replace(path, text if fit else None, counted)
+                    self._open.replace(path, lines if fit else None, counted)
                     self._changed.notify_all()
 
 
@@ -336,7 +353,7 @@ class _Open:
         return self._fingerprints
 
     def replace(self, path: str, text: str | None, chunks: Sequence[tuple[Chunk, Counter[str]]]) -> None:
-        """The chunks of an open document with their words; no text: it may not be used."""
+        """The chunks of an open document, LF only, with their words; no text: it may not be used."""
         self._remove(path)
         if text is not None:
             self._fingerprints[path] = fingerprint(text)
@@ -401,6 +418,10 @@ class _Open:
         named = [(path, chunk) for path, chunk, _ in self._chunks.values() if chunk.name == name and fits(path)]
         best = max(named, key=lambda each: fits(each[0]), default=None)
         return Found(*best, 0.0, None) if best is not None else None
+
+
+def _lf(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _unfit_root(root: str) -> str:

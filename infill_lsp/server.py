@@ -22,6 +22,8 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from lsprotocol import types
@@ -35,11 +37,14 @@ from infill_lsp.core import Edit, Gap, Silence, Snapshot, Trigger
 from infill_lsp.settings import LogLevel, Settings, parse
 
 if TYPE_CHECKING:
-    from infill_engine.protocol import Candidate, Final, Frame, Status
+    from infill_engine.protocol import Candidate, Final, Frame
     from pygls.io_ import AsyncWriter, Writer
 
     from infill_lsp.client import EngineClient
     from infill_lsp.documents import Document
+    from infill_lsp.filling import Status as IndexStatus
+    from infill_lsp.folders import Folders
+    from infill_lsp.index import Index
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +52,8 @@ log = logging.getLogger(__name__)
 EDITOR_POLL_S = 2.0
 #: Seconds an editor may take to agree to a progress bar: some never answer, and the engine's start waits for it.
 BAR_S = 2.0
+#: Seconds between two looks at how far an index is.
+INDEX_POLL_S = 0.25
 #: The only address served over TCP.
 HOST = "127.0.0.1"
 #: Editors that put an item into their buffers as it is, which hold LF in a CRLF file, too: Neovim 0.12 would show and
@@ -62,6 +69,7 @@ def create_server() -> InfillServer:
     server.feature(types.INITIALIZE)(initialize)
     server.feature(types.INITIALIZED)(initialized)
     server.feature(types.WORKSPACE_DID_CHANGE_CONFIGURATION)(configuration_changed)
+    server.feature(types.WORKSPACE_DID_CHANGE_WORKSPACE_FOLDERS)(folders_changed)
     server.feature(types.TEXT_DOCUMENT_INLINE_COMPLETION, types.InlineCompletionOptions())(inline_completion)
     server.feature("infill/status")(engine_status)
     return server
@@ -100,6 +108,8 @@ def initialize(ls: InfillServer, params: types.InitializeParams) -> None:
     infill = experimental.get("infill") if isinstance(experimental, dict) else None
     ls.wants_canvas = isinstance(infill, dict) and infill.get("canvas") is True
     ls.wants_timing = isinstance(infill, dict) and infill.get("timing") is True
+    if params.workspace_folders is None and ls.workspace.root_uri:  # An editor from before there were several.
+        ls.workspace.add_folder(types.WorkspaceFolder(ls.workspace.root_uri, ""))
     ls.watch_editor()
 
 
@@ -113,6 +123,11 @@ async def configuration_changed(ls: InfillServer, params: types.DidChangeConfigu
     if isinstance(params.settings, dict) and "infill" in params.settings:
         ls.settings, ls.problems = parse(params.settings["infill"])
         await ls.settle()
+
+
+async def folders_changed(ls: InfillServer, _: types.DidChangeWorkspaceFoldersParams) -> None:
+    """pygls has taken them in."""
+    await ls.settle_folders()
 
 
 async def engine_status(ls: InfillServer, _: object) -> dict[str, Any]:
@@ -175,6 +190,7 @@ async def _serve(server: InfillServer, reader: asyncio.StreamReader, writer: Asy
     except (asyncio.IncompleteReadError, ConnectionError):
         log.warning("the editor went away in the middle of a message")
     finally:
+        await server.leave_folders()
         await server.leave_engine()
 
 
@@ -213,6 +229,11 @@ class InfillServer(LanguageServer):
         self._shown: set[str] = set()
         self._following: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._folders: Folders | None = None
+        #: Those that show how far the index of a folder is.
+        self._filling: dict[Index, asyncio.Task[None]] = {}
+        #: The engine's process that was last seen ready.
+        self._engine_pid: int | None = None
 
     @property
     def encoding(self) -> str:
@@ -232,7 +253,9 @@ class InfillServer(LanguageServer):
         from infill_lsp.documents import Document
 
         self._newest.pop(item.uri, None)
-        self.documents[item.uri] = Document(item.uri, item.language_id, item.version, item.text)
+        document = self.documents[item.uri] = Document(item.uri, item.language_id, item.version, item.text)
+        if self._folders is not None:
+            self._folders.open(item.uri, partial(getattr, document, "text"))
 
     def change_document(self, params: types.DidChangeTextDocumentParams) -> None:
         document = self.documents.get(params.text_document.uri)
@@ -240,10 +263,14 @@ class InfillServer(LanguageServer):
             log.warning("a change of a document that is not open is ignored")
         else:
             document.change(params.content_changes, params.text_document.version, self.encoding)
+            if self._folders is not None:
+                self._folders.edit(document.uri)
 
     def close_document(self, uri: str) -> None:
         self._newest.pop(uri, None)
         self.documents.pop(uri, None)
+        if self._folders is not None:
+            self._folders.close(uri)
 
     def snapshot(self, params: types.InlineCompletionParams) -> Snapshot | None:
         """The document as the request sees it, None where nothing is to be offered.
@@ -285,6 +312,10 @@ class InfillServer(LanguageServer):
 
         deadline = self.settings.deadline
         deadline_ms = deadline.invoked if trigger == "invoked" else deadline.automatic
+        workspace = path = ""
+        if self._folders is not None:
+            workspace, path = self._folders.place(snapshot.uri)
+            self._folders.ask()
         spent_ms = round(1000 * (time.monotonic() - asked))
         request = InfillRequest(
             client=self._client_id,
@@ -295,6 +326,8 @@ class InfillServer(LanguageServer):
             head=gap.head,
             tail=gap.tail,
             suffix=gap.suffix,
+            workspace=workspace,
+            path=path,
             max_lines=min(gap.max_lines, self.settings.max_lines),
             min_indent=gap.min_indent,
             priority="explicit" if trigger == "invoked" else "typed",
@@ -346,11 +379,39 @@ class InfillServer(LanguageServer):
             set_log_level(self.settings.log_level)
         wanted = (self.settings.model, self.settings.engine.python)
         if self._engine is not None and (self._engine.model, self._engine.python) != wanted:
+            if self._folders is not None:
+                await self._folders.tell_again()
             await self.leave_engine()
         if self.problems:
             self.show("\n".join(self.problems), types.MessageType.Warning)
         if self.settings.enabled:
             self.follow_engine()
+        await self.settle_folders()
+
+    async def settle_folders(self) -> None:
+        """Sees to it that the editor's folders are indexed, as the settings say."""
+        uris = [folder.uri for folder in self.workspace.folders.values()] if self.settings.enabled else []
+        if self._folders is None:
+            if not uris:
+                return
+            # In a thread, for the message loop must not wait for it.
+            module = await asyncio.to_thread(import_module, "infill_lsp.folders")
+            if self._folders is None:
+                self._folders = module.Folders(lambda: self.engine, self._show_index)
+                for uri, document in self.documents.items():
+                    self._folders.open(uri, partial(getattr, document, "text"))
+                if self._newest:
+                    self._folders.ask()  # Somebody did so before.
+        priming = self.settings.priming
+        await self._folders.settle(uris, indexed=priming.enabled, exclude=priming.exclude)
+
+    async def leave_folders(self) -> None:
+        """Ends the indexes; what they know stays."""
+        folders, self._folders = self._folders, None
+        for task in self._filling.values():
+            task.cancel()
+        if folders is not None:
+            await folders.aclose()
 
     def follow_engine(self) -> None:
         """Sees to it, in the background, that an engine runs; the editor shows progress till it is ready."""
@@ -388,15 +449,35 @@ class InfillServer(LanguageServer):
     async def _follow(self, engine: EngineClient) -> None:
         from infill_lsp.client import EngineError
 
-        progress = _EngineProgress(self)
+        progress = _Progress(self)
         try:
             async for status in engine.bring_up():
                 if status.state == "error":
                     self.show(status.message, types.MessageType.Error)
                 elif status.state != "ready":
-                    await progress.report(status)
+                    await progress.report(status.message, status.progress)
+                elif status.pid != self._engine_pid:
+                    self._engine_pid = status.pid
+                    if self._folders is not None:
+                        await self._folders.tell_again()
         except EngineError as error:
             self.show(str(error), types.MessageType.Error)
+        finally:
+            progress.end()
+
+    def _show_index(self, index: Index, status: IndexStatus) -> None:
+        if status.error:
+            self.show(status.error, types.MessageType.Warning)
+        elif status.state == "filling" and status.total and index not in self._filling:
+            task = self._filling[index] = asyncio.create_task(self._follow_index(index))
+            task.add_done_callback(lambda _: self._filling.pop(index, None))
+
+    async def _follow_index(self, index: Index) -> None:
+        progress = _Progress(self)
+        try:
+            while (status := index.status).state == "filling" and status.total:
+                await progress.report(f"indexing {os.path.basename(index.root)}", status.done / status.total)
+                await asyncio.sleep(INDEX_POLL_S)
         finally:
             progress.end()
 
@@ -407,8 +488,8 @@ class InfillServer(LanguageServer):
         raise SystemExit(0)
 
 
-class _EngineProgress:
-    """A progress bar in the editor, from the first status that is worth one."""
+class _Progress:
+    """A progress bar in the editor, from the first report."""
 
     def __init__(self, server: InfillServer) -> None:
         window = server.client_capabilities.window
@@ -417,12 +498,12 @@ class _EngineProgress:
         self._token: str | None = None
         self._told = ""
 
-    async def report(self, status: Status) -> None:
-        """`status` is that of an engine which is not ready."""
+    async def report(self, message: str, progress: float | None) -> None:
+        """What is under way, and how much of it is done, 0 to 1; None where that is not known."""
         if not self._wanted:
             return
-        percentage = None if status.progress is None else round(100 * status.progress)
-        told = f"{status.message} {percentage}"
+        percentage = None if progress is None else round(100 * progress)
+        told = f"{message} {percentage}"
         if self._token is None:
             token = uuid.uuid4().hex
             try:
@@ -433,10 +514,10 @@ class _EngineProgress:
                 self._wanted = False
                 return
             self._token = token
-            begin = types.WorkDoneProgressBegin("Infill", message=status.message, percentage=percentage)
+            begin = types.WorkDoneProgressBegin("Infill", message=message, percentage=percentage)
             self._bar.begin(token, begin)
         elif told != self._told:
-            self._bar.report(self._token, types.WorkDoneProgressReport(message=status.message, percentage=percentage))
+            self._bar.report(self._token, types.WorkDoneProgressReport(message=message, percentage=percentage))
         self._told = told
 
     def end(self) -> None:

@@ -20,6 +20,7 @@ Name = Annotated[str, Meta(min_length=1, description="a text that is not empty")
 Milliseconds = Annotated[int, Meta(ge=10, le=60_000, description="a whole number from 10 to 60000")]
 Lines = Annotated[int, Meta(ge=1, le=256, description="a whole number from 1 to 256")]
 LogLevel = Literal["error", "warning", "info", "debug"]
+Patterns = Annotated[tuple[str, ...], Meta(max_length=1000, description="a list of patterns as in a .gitignore")]
 MaybeLogLevel = Annotated[LogLevel | None, Meta(description='"error", "warning", "info", "debug" or null')]
 
 S = TypeVar("S", bound=Struct)
@@ -41,6 +42,15 @@ class Engine(Struct, frozen=True, rename="camel"):
     python: Name = sys.executable
 
 
+class Priming(Struct, frozen=True, rename="camel"):
+    """What is known of the workspace's folders."""
+
+    #: Whether their files are indexed, and remembered by the engine.
+    enabled: Switch = True
+    #: Files and folders that are left out, beside those that .gitignore and .ignore name.
+    exclude: Patterns = ()
+
+
 class Settings(Struct, frozen=True, rename="camel"):
     """The section `infill`, validated."""
 
@@ -49,6 +59,7 @@ class Settings(Struct, frozen=True, rename="camel"):
     model: Name = "embedded"
     deadline: Deadline = Deadline()
     engine: Engine = Engine()
+    priming: Priming = Priming()
     #: The most lines a suggestion may have.
     max_lines: Lines = 32
     #: What goes to the log on stderr; null: what the command line says.

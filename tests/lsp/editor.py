@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import uuid
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -62,10 +63,11 @@ class Editor:
         canvas: bool = False,
         process_id: int | None = None,
         name: str = "test",
+        folders: Sequence[Path] | None = None,
     ) -> types.InitializeResult:
         """Starts the server and shakes hands with it."""
         await self.client.start_io(sys.executable, "-m", "infill_lsp", *arguments)
-        return await self.initialize(options, encodings, canvas, process_id, name)
+        return await self.initialize(options, encodings, canvas, process_id, name, folders)
 
     async def initialize(
         self,
@@ -74,12 +76,14 @@ class Editor:
         canvas: bool = False,
         process_id: int | None = None,
         name: str = "test",
+        folders: Sequence[Path] | None = None,
     ) -> types.InitializeResult:
         return await self.client.initialize_session(
             types.InitializeParams(
                 process_id=process_id or os.getpid(),
                 client_info=types.ClientInfo(name),
                 initialization_options=options,
+                workspace_folders=None if folders is None else _folders(folders),
                 capabilities=types.ClientCapabilities(
                     general=types.GeneralClientCapabilities(position_encodings=encodings),
                     window=types.WindowClientCapabilities(work_done_progress=True),
@@ -132,6 +136,10 @@ class Editor:
         document = types.TextDocumentIdentifier(self.uri)
         self.client.text_document_did_close(types.DidCloseTextDocumentParams(document))
 
+    def change_folders(self, added: Iterable[Path] = (), removed: Iterable[Path] = ()) -> None:
+        event = types.WorkspaceFoldersChangeEvent(_folders(added), _folders(removed))
+        self.client.workspace_did_change_workspace_folders(types.DidChangeWorkspaceFoldersParams(event))
+
     def configure(self, settings: object) -> None:
         """Sends all settings of the editor, ours under "infill"."""
         self.client.workspace_did_change_configuration(types.DidChangeConfigurationParams(settings))
@@ -174,3 +182,7 @@ class Editor:
         """Waits for the server's end."""
         assert self.client._server is not None
         return await asyncio.wait_for(self.client._server.wait(), 20)
+
+
+def _folders(paths: Iterable[Path]) -> list[types.WorkspaceFolder]:
+    return [types.WorkspaceFolder(path.as_uri(), path.name) for path in paths]

@@ -155,9 +155,9 @@ def test_follows_changes_on_disk(make: Make, folder: Path) -> None:
     write(folder, **{"new/deep/d": function("fourth")})
     assert eventually(lambda: of_names(index, "fourth") == {"new/deep/d.py"})
     (folder / "new").rename(folder / "moved")
-    assert eventually(lambda: set(index.manifest()) == {"a.py", "b.py", "moved/deep/c.py", "moved/deep/d.py"})
+    assert eventually(lambda: set(index.manifest() or ()) == {"a.py", "b.py", "moved/deep/c.py", "moved/deep/d.py"})
     shutil.rmtree(folder / "moved")
-    assert eventually(lambda: set(index.manifest()) == {"a.py", "b.py"})
+    assert eventually(lambda: set(index.manifest() or ()) == {"a.py", "b.py"})
     assert of_names(index, "third") == set()
 
 
@@ -191,10 +191,10 @@ def test_new_rules_take_out_and_bring_back(make: Make, folder: Path) -> None:
     index.update(uri(folder, "sub/b.py"), function("third"))
     assert eventually(lambda: of_names(index, "third") == {"sub/b.py"})
     (folder / ".gitignore").write_text("sub/\n")
-    assert eventually(lambda: set(index.manifest()) == {"a.py", ".gitignore"})
+    assert eventually(lambda: set(index.manifest() or ()) == {"a.py", ".gitignore"})
     assert of_names(index, "third") == set()
     (folder / ".gitignore").unlink()
-    assert eventually(lambda: set(index.manifest()) == {"a.py", "sub/b.py"})
+    assert eventually(lambda: set(index.manifest() or ()) == {"a.py", "sub/b.py"})
     assert eventually(lambda: of_names(index, "third") == {"sub/b.py"})
 
 
@@ -206,7 +206,7 @@ def test_an_open_document_stands_in_place_of_its_file(make: Make, folder: Path) 
     assert of_names(index, "saved") == set()
     assert index.settle(PATIENCE_S)
     assert of_names(index, "unsaved") == texts(index, "unsaved") == {"a.py"}
-    assert index.manifest()["a.py"] == fingerprint(function("unsaved").replace("\n", "\r\n"))
+    assert (index.manifest() or {})["a.py"] == fingerprint(function("unsaved"))
     index.close(uri(folder, "a.py"))
     assert of_names(index, "unsaved") == texts(index, "unsaved") == set()
     assert of_names(index, "saved") == {"a.py"}
@@ -282,8 +282,8 @@ def test_another_exclude_is_another_index(make: Make, folder: Path) -> None:
     both, one = make(), make(exclude=("b.py",))
     assert both.settle(PATIENCE_S)
     assert one.settle(PATIENCE_S)
-    assert set(both.manifest()) == {"a.py", "b.py"}
-    assert set(one.manifest()) == {"a.py"}
+    assert set(both.manifest() or ()) == {"a.py", "b.py"}
+    assert set(one.manifest() or ()) == {"a.py"}
 
 
 def test_two_on_one_folder_agree(make: Make, folder: Path, tmp_path: Path) -> None:
@@ -330,10 +330,10 @@ def test_links_and_loops_do_not_matter(make: Make, folder: Path) -> None:
     (folder / "root").symlink_to("/")
     index = make()
     assert index.settle(PATIENCE_S)
-    assert set(index.manifest()) == {"sub/a.py"}
+    assert set(index.manifest() or ()) == {"sub/a.py"}
     (folder / "sub" / "again").symlink_to(folder / "sub")
     write(folder, **{"sub/b": function("second")})
-    assert eventually(lambda: set(index.manifest()) == {"sub/a.py", "sub/b.py"})
+    assert eventually(lambda: set(index.manifest() or ()) == {"sub/a.py", "sub/b.py"})
 
 
 @pytest.mark.parametrize("watching", ["refused", "remote"])
@@ -361,7 +361,7 @@ def test_a_folder_that_comes_and_goes(make: Make, folder: Path) -> None:
     shutil.rmtree(folder)
     assert eventually(lambda: index.manifest() == {})
     write(folder, b=function("second"))
-    assert eventually(lambda: set(index.manifest()) == {"b.py"})
+    assert eventually(lambda: set(index.manifest() or ()) == {"b.py"})
 
 
 @pytest.mark.parametrize("root", ["/", os.path.expanduser("~"), "/nowhere/at/all"])

@@ -11,13 +11,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 
 import pytest
 from editor import Editor, engine_status, fake_model, ready
-from infill_engine.protocol import Event, Final, InfillRequest, Status
+from infill_engine import protocol
+from infill_engine.protocol import Documents, Event, Final, InfillRequest, Manifest, Paths, Status
 from lsprotocol import types
+from peer import listening, plain
 from pygls.exceptions import JsonRpcException, JsonRpcInvalidParams
 from pygls.io_ import StdoutWriter
 
@@ -368,6 +370,155 @@ async def test_line_ends_are_those_of_the_document_or_of_the_editors_buffers(
     await editor.start(options={"model": await ready(quick)}, name=name)
     editor.open("a = 1\r\nx = [\r\n")
     assert (await editor.item(1, 5)).insert_text == f"{eol}    1,{eol}]"
+
+
+# The workspace.
+
+
+class Remembering:
+    """Answers for an engine, and remembers documents as one does."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+        self.hashes: dict[str, str] = {}
+        self.requests: list[InfillRequest] = []
+        self.forgotten = False
+
+    async def __call__(self, target: str, body: bytes, writer: asyncio.StreamWriter) -> None:
+        await plain(writer, protocol.encode(self.answer(target, body)) + b"\n")
+
+    def answer(self, target: str, body: bytes) -> Status | Final | Paths:
+        if target == "/v1/status":
+            return Status(version="1", pid=1, state="ready", model="m")
+        if target == "/v1/infill":
+            self.requests.append(protocol.decode_request(body))
+            return Final("end")
+        if not target.endswith("/documents"):
+            self.forgotten = True
+            self.drop(list(self.texts))
+        elif not body.startswith(b'{"type"'):
+            self.drop(protocol.decode_paths(body).paths)
+        elif isinstance(given := protocol.decode_documents(body), Manifest):
+            self.drop(self.texts.keys() - given.documents.keys())
+            return Paths(tuple(path for path, hash in given.documents.items() if self.hashes.get(path) != hash))
+        else:
+            assert isinstance(given, Documents)
+            self.texts |= {document.path: document.text for document in given.documents}
+            self.hashes |= {document.path: document.hash for document in given.documents}
+        return Paths(())
+
+    def drop(self, paths: Iterable[str]) -> None:
+        for path in list(paths):
+            self.texts.pop(path, None)
+            self.hashes.pop(path, None)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not is_so():  # noqa: ASYNC110 - another process does it
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "a.py").write_text("a = 1\n")
+    return tmp_path / "project"
+
+
+async def test_the_engine_remembers_the_workspace_as_it_is(editor: Editor, home: Path, folder: Path) -> None:
+    editor.uri = (folder / "b.py").as_uri()
+    engine = Remembering()
+    async with listening(engine):
+        await editor.start(options={"model": "m"}, folders=[folder])
+        editor.open("x = ")
+        assert await editor.complete(0, 4) == []
+        await until(lambda: engine.texts == {"a.py": "a = 1\n", "b.py": "x = "})
+        assert await editor.complete(0, 4) == []
+        request = engine.requests[-1]
+        assert request.path == "b.py"
+        assert request.workspace
+        assert "project" not in request.workspace
+        editor.edit((0, 4), (0, 4), "1\n")
+        (folder / "a.py").unlink()
+        await until(lambda: engine.texts == {"b.py": "x = 1\n"})
+        editor.close()
+        await until(lambda: engine.texts == {})
+        await editor.client.shutdown_async(None)
+        editor.client.exit(None)
+        assert await editor.exit_code() == 0
+    assert editor.messages == []
+
+
+async def test_folders_come_and_go(editor: Editor, home: Path, folder: Path) -> None:
+    engine = Remembering()
+    async with listening(engine):
+        await editor.start(options={"model": "m"}, folders=[])
+        editor.uri = (folder / "b.py").as_uri()
+        editor.open("x = ")
+        assert await editor.complete(0, 4) == []
+        assert (engine.requests[-1].workspace, engine.requests[-1].path) == ("", "")
+        editor.change_folders(added=[folder])
+        await until(lambda: engine.texts == {"a.py": "a = 1\n", "b.py": "x = "})
+        editor.change_folders(removed=[folder])
+        await until(lambda: engine.texts == {"a.py": "a = 1\n"})  # What is not saved is forgotten.
+        assert await editor.complete(0, 4) == []
+        assert engine.requests[-1].workspace == ""
+
+
+async def test_without_priming_nothing_is_remembered(editor: Editor, home: Path, folder: Path) -> None:
+    engine = Remembering()
+    async with listening(engine):
+        await editor.start(options={"model": "m", "priming": {"exclude": ["b.py"]}}, folders=[folder])
+        editor.uri = (folder / "b.py").as_uri()
+        editor.open("x = ")
+        assert await editor.complete(0, 4) == []
+        await until(lambda: engine.texts == {"a.py": "a = 1\n"})
+        editor.configure({"infill": {"model": "m", "priming": {"enabled": False}}})
+        await until(lambda: engine.forgotten)
+        assert await editor.complete(0, 4) == []
+        assert engine.requests[-1].workspace == ""
+        assert engine.texts == {}
+
+
+async def test_switched_off_nothing_is_indexed_nor_started(editor: Editor, home: Path, folder: Path) -> None:
+    await editor.start(options={"model": "m", "enabled": False}, folders=[folder])
+    editor.uri = (folder / "b.py").as_uri()
+    editor.open("x = ")
+    assert await editor.complete(0, 4) == []
+    editor.configure({"infill": {"model": "m", "enabled": False, "priming": {"enabled": False}}})
+    assert await editor.complete(0, 4) == []
+    assert not (home / "cache").exists()
+    assert not list((home / "run").glob("*"))
+
+
+async def test_an_index_that_takes_its_time_shows_progress(editor: Editor, home: Path, folder: Path) -> None:
+    for i in range(1_000):
+        (folder / f"f{i}.py").write_text(f"def f{i}(x):\n    return x\n" * 10)
+    async with listening(Remembering()):
+        await editor.start(options={"model": "m"}, folders=[folder])
+        bars = editor.client.progress_reports
+        await until(lambda: any(bar and isinstance(bar[-1], types.WorkDoneProgressEnd) for bar in bars.values()))
+    # What was written this moment is looked at again, which may give a second bar.
+    assert {bar[0].message for bar in bars.values() if bar} == {"indexing project"}
+    assert editor.messages == []
+
+
+async def test_a_folder_that_is_not_indexed_is_told_once(
+    editor: Editor, home: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    engine = Remembering()
+    async with listening(engine):
+        await editor.start(options={"model": "m"}, folders=[folder])
+        await editor.shown(1)
+        editor.configure({"infill": {"model": "m", "priming": {"exclude": ["x"]}}})
+        editor.uri = (folder / "b.py").as_uri()
+        editor.open("x = ")
+        assert await editor.complete(0, 4) == []
+    (message,) = editor.messages
+    assert message == f"{folder} is too much to index: open a project's folder"
+    assert engine.texts == {}
 
 
 # Beyond LSP.

@@ -37,6 +37,8 @@ def test_values_arrive_under_their_wire_names() -> None:
         ({"maxLines": True}, "infill.maxLines", "true", "1 to 256"),
         ({"logLevel": "loud"}, "infill.logLevel", '"loud"', '"debug"'),
         ({"deadline": {"automatic": 1.5}}, "infill.deadline.automatic", "1.5", "10 to 60000"),
+        ({"priming": {"exclude": "*.md"}}, "infill.priming.exclude", '"*.md"', "a list of patterns"),
+        ({"priming": {"enabled": 1}}, "infill.priming.enabled", "1", "true or false"),
         ({"deadline": 400}, "infill.deadline", "400", "an object"),
         (["enabled"], "infill", '["enabled"]', "an object"),
     ],

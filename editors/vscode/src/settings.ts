@@ -18,6 +18,10 @@ export function serverSettings(): Record<string, unknown> {
       invoked: configuration.get('deadline.invoked'),
     },
     ...(python === '' ? {} : { engine: { python } }),
+    priming: {
+      enabled: configuration.get('priming.enabled'),
+      exclude: configuration.get('priming.exclude'),
+    },
     logLevel: configuration.get('logLevel'),
   };
 }

@@ -1,0 +1,319 @@
+"""The workspace folders of an editor: each is indexed, and the engine remembers what the index says is there.
+
+The index fills from the start. The engine is told once somebody asks for completions, and of new text only while they
+go on doing so: it would otherwise stay loaded for nobody. What is deleted it is told at once. It is never started from
+here; one that was away is told everything again.
+
+It does not know LSP, nor what may be read: the index does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import math
+import os
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from infill_engine.protocol import Document
+
+from infill_lsp.client import EngineClient, EngineError
+from infill_lsp.database import fingerprint
+from infill_lsp.index import Index
+
+if TYPE_CHECKING:
+    from infill_lsp.filling import Status
+
+log = logging.getLogger(__name__)
+
+#: Seconds for which edits are gathered before the index gets them, and changes before the engine does.
+EDITS_S, CHANGES_S = 0.2, 0.4
+#: Seconds after which the engine is asked again where it refused.
+RETRY_S = 2.0
+#: Seconds since the last completion after which the engine gets no new text: it gives back the model's memory later.
+QUIET_S = 240.0
+#: Seconds that the index may take to take in what is open, and the engine to forget unsaved text at the end.
+SETTLE_S, FAREWELL_S = 0.5, 1.0
+#: Files that are read at a time; and of more that are gone the whole list of those that are left is sent.
+READ_FILES, MANY = 32, 1_000
+
+
+class Folders:
+    """All folders of one editor. All methods belong to one event loop.
+
+    `engine` gives the engine as it is set; `report` is called with each new status of a folder's index.
+    """
+
+    def __init__(self, engine: Callable[[], EngineClient], report: Callable[[Index, Status], None]) -> None:
+        self._engine = engine
+        self._report = report
+        self._folders: dict[str, _Folder] = {}
+        self._exclude: tuple[str, ...] = ()
+        #: The documents that are open, and those of them that were edited since the indexes got them.
+        self._open: dict[str, Callable[[], str]] = {}
+        self._edited: set[str] = set()
+        self._due: asyncio.TimerHandle | None = None
+        self._asked_at = -math.inf
+        self._settling = asyncio.Lock()
+
+    async def settle(self, uris: Collection[str], *, indexed: bool, exclude: Sequence[str] = ()) -> None:
+        """From now on these are the folders. Not `indexed`: what the engine remembers of them is removed."""
+        async with self._settling:
+            wanted = {root for uri in uris if (root := _root(uri)) is not None}
+            for root, folder in list(self._folders.items()):
+                same = (folder.index is not None) == indexed and (not indexed or self._exclude == tuple(exclude))
+                if root not in wanted or not same:
+                    del self._folders[root]
+                    await folder.aclose(self._open)
+            self._exclude = tuple(exclude)
+            for root in sorted(wanted - self._folders.keys()):
+                folder = _Folder(root, self._exclude if indexed else None, self._engine, self._report)
+                self._folders[root] = folder
+                folder.asked_at = self._asked_at
+                for uri, text in self._open.items():
+                    folder.update(uri, text())
+                folder.start()
+
+    def open(self, uri: str, text: Callable[[], str]) -> None:
+        """A document is open; `text` gives its text as it is whenever that is needed."""
+        self._open[uri] = text
+        self._edited.add(uri)
+        self._update()
+
+    def edit(self, uri: str) -> None:
+        """An open document was edited."""
+        self._edited.add(uri)
+        if self._due is None:
+            self._due = asyncio.get_running_loop().call_later(EDITS_S, self._update)
+
+    def close(self, uri: str) -> None:
+        """Its unsaved text is forgotten."""
+        self._open.pop(uri, None)
+        self._edited.discard(uri)
+        for folder in self._folders.values():
+            folder.close(uri)
+
+    def place(self, uri: str) -> tuple[str, str]:
+        """The workspace of a document and its path there, as the engine knows them; two empty texts without one."""
+        places = [
+            (folder.root, folder.name, path)
+            for folder in self._folders.values()
+            if folder.index is not None and (path := folder.index.relative(uri)) is not None and path.isprintable()
+        ]
+        return max(places, key=lambda each: len(each[0]), default=("", "", ""))[1:]
+
+    def ask(self) -> None:
+        """A completion is asked for."""
+        self._asked_at = time.monotonic()
+        for folder in self._folders.values():
+            folder.ask(self._asked_at)
+
+    async def tell_again(self) -> None:
+        """The engine is another one: it is told everything."""
+        async with self._settling:
+            for folder in self._folders.values():
+                await folder.restart()
+
+    async def aclose(self) -> None:
+        """Ends the indexes, and lets the engine forget what is open and not saved."""
+        if self._due is not None:
+            self._due.cancel()
+        async with self._settling:
+            folders = list(self._folders.values())
+            self._folders.clear()
+            await asyncio.gather(*(folder.aclose(self._open) for folder in folders))
+
+    def _update(self) -> None:
+        self._due = None
+        for uri in self._edited & self._open.keys():
+            text = self._open[uri]()
+            for folder in self._folders.values():
+                folder.update(uri, text)
+        self._edited.clear()
+
+
+class _Folder:
+    """One folder, its index, and what the engine was told of it. `exclude` None: no index, and it is told nothing."""
+
+    def __init__(
+        self,
+        root: str,
+        exclude: Sequence[str] | None,
+        engine: Callable[[], EngineClient],
+        report: Callable[[Index, Status], None],
+    ) -> None:
+        self.root = root
+        self.name = hashlib.sha256(os.fsencode(root)).hexdigest()[:32]
+        self.asked_at = -math.inf
+        self._engine = engine
+        self._report = report
+        self._loop = asyncio.get_running_loop()
+        self.index = None if exclude is None else Index(root, exclude=exclude, report=self._reported)
+        #: Path -> hash of what the engine has or is about to get ("" while it is read); None: it has to be told all.
+        self._told: dict[str, str] | None = None
+        #: Paths whose text it is to get.
+        self._wanted: dict[str, None] = {}
+        self._changed = asyncio.Event()
+        self._more = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        if self.index is not None:
+            self.index.start()
+        self._begin()
+
+    async def restart(self) -> None:
+        """Tells the engine everything again."""
+        await self._end()
+        self._begin()
+
+    async def aclose(self, opened: Collection[str]) -> None:
+        """`opened` are the documents whose text may be another than on disk."""
+        await self._end(keep=True)
+        if self.index is not None:
+            for uri in opened:
+                self.index.close(uri)
+            with suppress(EngineError, TimeoutError):
+                async with asyncio.timeout(FAREWELL_S):
+                    await self._farewell(self.index, opened)
+            await asyncio.to_thread(self.index.stop)
+
+    def update(self, uri: str, text: str) -> None:
+        if self.index is not None and self.index.relative(uri) is not None:
+            self.index.update(uri, text)
+            self._changed.set()
+
+    def close(self, uri: str) -> None:
+        if self.index is not None and self.index.relative(uri) is not None:
+            self.index.close(uri)
+            self._changed.set()
+
+    def ask(self, now: float) -> None:
+        self.asked_at = now
+        if self._told is None:
+            self._changed.set()
+        self._more.set()
+
+    def _reported(self, status: Status) -> None:
+        """Called by the index's thread."""
+        with suppress(RuntimeError):  # The loop has ended.
+            self._loop.call_soon_threadsafe(self._heard, status)
+
+    def _heard(self, status: Status) -> None:
+        self._changed.set()
+        if self.index is not None and self._tasks:
+            self._report(self.index, status)
+
+    def _begin(self) -> None:
+        self._changed.set()
+        self._tasks = [
+            asyncio.create_task(self._again_and_again(self._changed, self._tell, CHANGES_S)),
+            asyncio.create_task(self._again_and_again(self._more, self._feed, 0)),
+        ]
+
+    async def _end(self, keep: bool = False) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        if not keep:
+            self._told = None
+            self._wanted.clear()
+
+    async def _again_and_again(self, event: asyncio.Event, do: Callable[[], Awaitable[None]], gather_s: float) -> None:
+        """Does it after each event, of which those of `gather_s` seconds count as one."""
+        while True:
+            await event.wait()
+            await asyncio.sleep(gather_s)
+            event.clear()
+            try:
+                await do()
+            except EngineError as error:
+                # Nobody needs to hear of it: whoever asks for a completion does if it lasts.
+                log.debug("the engine was not told of a folder: %s", error)
+                self._told = None
+                self._wanted.clear()
+                await asyncio.sleep(RETRY_S)
+
+    @property
+    def _is_busy(self) -> bool:
+        return time.monotonic() - self.asked_at < QUIET_S
+
+    async def _tell(self) -> None:
+        """Tells the engine which files there are, and finds out which texts it needs. Raises `EngineError`."""
+        if self.index is None:
+            if self._told is None and self.asked_at > -math.inf:
+                await self._engine().forget(self.name)
+                self._told = {}
+            return
+        state = self.index.status.state
+        if state not in ("ready", "filling") or (self._told is None and (state == "filling" or not self._is_busy)):
+            return
+        settled = await asyncio.to_thread(self.index.settle, SETTLE_S)
+        manifest = await asyncio.to_thread(_manifest, self.index)
+        if not settled or manifest is None:
+            self._changed.set()  # It is looked at again.
+        if manifest is None:
+            return
+        told = self._told
+        gone = told.keys() - manifest.keys() if told is not None else set()
+        if told is None or len(gone) > MANY:
+            wanted = dict.fromkeys(await self._engine().sync(self.name, manifest))
+            self._told = {path: hash for path, hash in manifest.items() if path not in wanted}
+            self._wanted = wanted
+        else:
+            for path in gone:
+                del told[path]
+                self._wanted.pop(path, None)
+            if gone:
+                await self._engine().remove(self.name, gone)
+            self._wanted |= dict.fromkeys(path for path, _ in manifest.items() - told.items())
+        if self._wanted:
+            self._more.set()
+
+    async def _feed(self) -> None:
+        """Gives the engine the texts that it needs. Raises `EngineError`."""
+        while self.index is not None and self._told is not None and self._wanted and self._is_busy:
+            told = self._told
+            paths = list(islice(self._wanted, READ_FILES))
+            for path in paths:
+                del self._wanted[path]
+                told[path] = ""  # It is on its way: if it is removed meanwhile, the engine must hear of it.
+            documents = [
+                document for document in await asyncio.to_thread(_read, self.index, paths) if document.path in told
+            ]
+            told |= {document.path: document.hash for document in documents}
+            await self._engine().put(self.name, documents)
+            # What was removed while it was sent may have come after the removal.
+            if late := [document.path for document in documents if document.path not in (self._told or told)]:
+                await self._engine().remove(self.name, late)
+
+    async def _farewell(self, index: Index, opened: Collection[str]) -> None:
+        """Lets the engine forget of these documents what is not on disk. Raises `EngineError`."""
+        told = {path: self._told[path] for uri in opened if self._told and (path := index.relative(uri)) in self._told}
+        manifest = await asyncio.to_thread(_manifest, index) if told else None
+        if manifest is not None and (unsaved := [path for path, hash in told.items() if manifest.get(path) != hash]):
+            await self._engine().remove(self.name, unsaved)
+
+
+def _manifest(index: Index) -> dict[str, str] | None:
+    found = index.manifest()
+    return None if found is None else {path: hash.hex() for path, hash in found.items()}
+
+
+def _read(index: Index, paths: Sequence[str]) -> list[Document]:
+    return [Document(path, fingerprint(text).hex(), text) for path, text in index.texts(paths)]
+
+
+def _root(uri: str) -> str | None:
+    """The real path of a folder on this machine."""
+    parts = urlsplit(uri)
+    if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
+        return None
+    return os.path.realpath(unquote(parts.path))

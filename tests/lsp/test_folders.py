@@ -1,0 +1,296 @@
+"""What the engine is told of the workspace's folders: in the end exactly what counts there now, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from infill_engine.protocol import Document
+
+from infill_lsp import folders as module
+from infill_lsp.client import EngineAway, EngineError
+from infill_lsp.folders import Folders
+from infill_lsp.index import Index
+
+#: Seconds that something may take on a machine under load.
+PATIENCE_S = 20.0
+
+
+class Engine:
+    """Remembers as an engine does; `error` is what it says to everything."""
+
+    def __init__(self) -> None:
+        self.error: EngineError | None = None
+        self.remembered: dict[str, dict[str, Document]] = {}
+        self.asked: list[str] = []
+        self.syncs = 0
+        #: All paths whose text it ever got.
+        self.fed: set[str] = set()
+        #: Documents wait here to be taken in.
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.waiting = asyncio.Event()
+
+    def _hear(self, what: str) -> None:
+        self.asked.append(what)
+        if self.error is not None:
+            raise self.error
+
+    async def sync(self, workspace: str, manifest: Mapping[str, str]) -> list[str]:
+        self._hear("sync")
+        self.syncs += 1
+        known = self.remembered.setdefault(workspace, {})
+        for path in known.keys() - manifest.keys():
+            del known[path]
+        return [path for path, hash in manifest.items() if path not in known or known[path].hash != hash]
+
+    async def put(self, workspace: str, documents: Iterable[Document]) -> list[str]:
+        self._hear("put")
+        documents = list(documents)
+        self.fed |= {document.path for document in documents}
+        self.waiting.set()
+        await self.gate.wait()
+        self.remembered[workspace].update((document.path, document) for document in documents)
+        return []
+
+    async def remove(self, workspace: str, paths: Iterable[str]) -> None:
+        self._hear("remove")
+        for path in paths:
+            self.remembered[workspace].pop(path, None)
+
+    async def forget(self, workspace: str) -> None:
+        self._hear("forget")
+        self.remembered.pop(workspace, None)
+
+    @property
+    def texts(self) -> dict[str, str]:
+        return {path: document.text for known in self.remembered.values() for path, document in known.items()}
+
+
+class Bench:
+    """Folders, the engine behind them, and one folder on disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.engine = Engine()
+        self.statuses: list[Any] = []
+        self.folders = Folders(lambda: self.engine, lambda _, status: self.statuses.append(status))  # type: ignore[arg-type, return-value]
+
+    def write(self, **files: str) -> None:
+        for name, text in files.items():
+            (self.folder / f"{name}.py").write_text(text)
+
+    async def begin(self, **options: Any) -> None:
+        await self.folders.settle([self.folder.as_uri()], **{"indexed": True, **options})
+
+    def uri(self, name: str) -> str:
+        return (self.folder / name).as_uri()
+
+    async def eventually(self, **texts: str) -> None:
+        """The engine comes to remember exactly these Python files."""
+        wanted = {f"{name}.py": text for name, text in texts.items()}
+        await self.until(lambda: self.engine.texts == wanted)
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not is_so():  # noqa: ASYNC110 - threads tell nobody
+                await asyncio.sleep(0.02)
+
+    async def ready(self) -> None:
+        await self.until(lambda: any(status.state == "ready" for status in self.statuses))
+
+
+@pytest.fixture
+async def bench(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
+    for name in ("EDITS_S", "CHANGES_S", "RETRY_S"):
+        monkeypatch.setattr(module, name, 0.05)
+    monkeypatch.setattr(module, "FAREWELL_S", PATIENCE_S)
+    monkeypatch.setattr("infill_lsp.index.READ_WAIT_S", PATIENCE_S)
+    (tmp_path / "project").mkdir()
+    made = Bench(tmp_path / "project")
+    yield made
+    await made.folders.aclose()
+
+
+async def test_the_files_of_a_folder_are_fed_and_followed(bench: Bench) -> None:
+    bench.write(a="a = 1\n", b="b = 1\r\n")
+    await bench.begin()
+    bench.folders.ask()
+    await bench.eventually(a="a = 1\n", b="b = 1\n")
+    bench.write(b="b = 2\n", c="c = 1\n")
+    await bench.eventually(a="a = 1\n", b="b = 2\n", c="c = 1\n")
+    (bench.folder / "a.py").unlink()
+    await bench.eventually(b="b = 2\n", c="c = 1\n")
+    assert bench.engine.syncs == 1  # After the first time only what changes is told.
+
+
+async def test_nothing_is_told_before_a_completion_is_asked_for(bench: Bench) -> None:
+    bench.write(a="a = 1\n")
+    await bench.begin()
+    await bench.ready()
+    bench.folders.open(bench.uri("a.py"), lambda: "a = 2\n")
+    await asyncio.sleep(0.5)
+    assert bench.engine.asked == []
+    bench.folders.ask()
+    await bench.eventually(a="a = 2\n")
+
+
+async def test_where_nobody_asks_any_more_only_removals_are_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.write(a="a = 1\n", b="b = 1\n")
+    await bench.begin()
+    bench.folders.ask()
+    await bench.eventually(a="a = 1\n", b="b = 1\n")
+    monkeypatch.setattr(module, "QUIET_S", 0.0)
+    bench.write(c="c = 1\n")
+    (bench.folder / "a.py").unlink()
+    await bench.eventually(b="b = 1\n")
+    monkeypatch.setattr(module, "QUIET_S", PATIENCE_S)
+    bench.folders.ask()
+    await bench.eventually(b="b = 1\n", c="c = 1\n")
+
+
+async def test_unsaved_text_counts_until_the_document_is_closed(bench: Bench) -> None:
+    bench.write(a="a = 1\n")
+    text = "a = 2\r\n"
+    await bench.begin()
+    bench.folders.open(bench.uri("a.py"), lambda: text)
+    bench.folders.open(bench.uri("new.py"), lambda: "new = 1\n")
+    bench.folders.ask()
+    await bench.eventually(a="a = 2\n", new="new = 1\n")
+    text = "a = 3\n"
+    bench.folders.edit(bench.uri("a.py"))
+    await bench.eventually(a="a = 3\n", new="new = 1\n")
+    bench.folders.close(bench.uri("a.py"))
+    bench.folders.close(bench.uri("new.py"))
+    await bench.eventually(a="a = 1\n")
+
+
+async def test_what_was_open_and_not_saved_is_forgotten_at_the_end(bench: Bench) -> None:
+    bench.write(a="a = 1\n", b="b = 1\n")
+    await bench.begin()
+    bench.folders.open(bench.uri("a.py"), lambda: "a = 2\n")
+    bench.folders.open(bench.uri("b.py"), lambda: "b = 1\n")
+    bench.folders.ask()
+    await bench.eventually(a="a = 2\n", b="b = 1\n")
+    await bench.folders.aclose()
+    assert bench.engine.texts == {"b.py": "b = 1\n"}
+    assert "index" not in {thread.name for thread in threading.enumerate()}
+
+
+async def test_ignored_and_secret_files_are_never_fed(bench: Bench) -> None:
+    bench.write(a="a = 1\n", ignored="x = 1\n", excluded="x = 1\n")
+    (bench.folder / ".env").write_text("TOKEN=1\n")
+    (bench.folder / "id_rsa").write_text("key\n")
+    (bench.folder / ".ignore").write_text("ignored.py\n.ignore\n")
+    await bench.begin(exclude=["excluded.py"])
+    for name in (".env", "ignored.py", "excluded.py"):
+        bench.folders.open(bench.uri(name), lambda: "unsaved = 1\n")
+    bench.folders.open("file:///elsewhere/a.py", lambda: "elsewhere = 1\n")
+    bench.folders.ask()
+    await bench.eventually(a="a = 1\n")
+    bench.write(b="b = 1\n")  # Once this is told, all of the above had its turn.
+    await bench.eventually(a="a = 1\n", b="b = 1\n")
+    assert bench.engine.fed == {"a.py", "b.py"}
+    (bench.folder / ".ignore").write_text("*.py\n.ignore\n")
+    await bench.eventually()
+
+
+async def test_other_exclude_patterns_take_effect(bench: Bench) -> None:
+    bench.write(a="a = 1\n", b="b = 1\n")
+    await bench.begin(exclude=["b.py"])
+    bench.folders.ask()
+    await bench.eventually(a="a = 1\n")
+    await bench.begin(exclude=["a.*"])
+    await bench.eventually(b="b = 1\n")
+
+
+async def test_switched_off_what_was_fed_is_removed_and_nothing_more_is_told(bench: Bench) -> None:
+    bench.write(a="a = 1\n")
+    await bench.begin()
+    bench.folders.ask()
+    await bench.eventually(a="a = 1\n")
+    await bench.begin(indexed=False)
+    await bench.eventually()
+    assert bench.engine.asked[-1] == "forget"
+    told = len(bench.engine.asked)
+    bench.folders.open(bench.uri("a.py"), lambda: "a = 2\n")
+    bench.folders.ask()
+    await asyncio.sleep(0.5)
+    assert len(bench.engine.asked) == told
+    assert bench.folders.place(bench.uri("a.py")) == ("", "")
+    await bench.begin()
+    await bench.eventually(a="a = 2\n")
+
+
+async def test_an_engine_that_was_away_is_told_everything_again(bench: Bench) -> None:
+    bench.write(a="a = 1\n")
+    await bench.begin()
+    bench.engine.error = EngineAway("the engine is not running yet")
+    bench.folders.ask()
+    await bench.until(lambda: bool(bench.engine.asked))
+    bench.engine.error = None
+    bench.folders.ask()
+    await bench.eventually(a="a = 1\n")
+    bench.engine.remembered.clear()
+    await bench.folders.tell_again()
+    await bench.eventually(a="a = 1\n")
+    bench.engine.error = EngineAway("the engine is not running yet")
+    bench.write(b="b = 1\n")
+    asked = len(bench.engine.asked)
+    await bench.until(lambda: len(bench.engine.asked) > asked)
+    bench.engine.error = None
+    bench.engine.remembered.clear()
+    bench.folders.ask()
+    await bench.eventually(a="a = 1\n", b="b = 1\n")
+
+
+async def test_a_file_that_goes_while_it_is_sent_is_removed(bench: Bench) -> None:
+    bench.write(a="a = 1\n")
+    await bench.begin()
+    bench.engine.gate.clear()
+    bench.folders.ask()
+    await bench.engine.waiting.wait()
+    (bench.folder / "a.py").unlink()
+    await bench.until(lambda: "remove" in bench.engine.asked)  # At once, not after what is under way.
+    bench.engine.gate.set()
+    await bench.until(lambda: bench.engine.asked.count("remove") == 2)
+    assert bench.engine.texts == {}
+
+
+async def test_many_files_that_go_at_once_are_told_in_one_list(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MANY", 3)
+    bench.write(**{f"f{i}": f"x = {i}\n" for i in range(6)})
+    await bench.begin()
+    bench.folders.ask()
+    await bench.until(lambda: len(bench.engine.texts) == 6)
+    (bench.folder / ".ignore").write_text("f[1-5].py\n.ignore\n")
+    await bench.eventually(f0="x = 0\n")
+
+
+async def test_a_document_belongs_to_the_innermost_folder(bench: Bench) -> None:
+    inner = bench.folder / "inner"
+    inner.mkdir()
+    await bench.folders.settle([bench.folder.as_uri(), inner.as_uri(), "untitled:x"], indexed=True)
+    outer_name, outer_path = bench.folders.place(bench.uri("a.py"))
+    inner_name, inner_path = bench.folders.place(bench.uri("inner/a.py"))
+    assert (outer_path, inner_path) == ("a.py", "a.py")
+    assert len({outer_name, inner_name, ""}) == 3
+    assert str(bench.folder) not in outer_name
+    assert bench.folders.place("file:///elsewhere/a.py") == ("", "")
+    await bench.folders.settle([bench.folder.as_uri()], indexed=True)
+    assert bench.folders.place(bench.uri("inner/a.py")) == (outer_name, "inner/a.py")
+
+
+async def test_the_texts_are_those_that_count_and_may_be_read(bench: Bench) -> None:
+    bench.write(a="a = 1\r\n", b="b = 1\n")
+    (bench.folder / ".env").write_text("TOKEN=1\n")
+    index = Index(str(bench.folder), exclude=["secret.py"])
+    index.update(bench.uri("b.py"), "b = 2\r\n")
+    index.update(bench.uri("secret.py"), "secret = 1\n")
+    index.update(bench.uri("binary.py"), "\0")
+    paths = ["a.py", "b.py", ".env", "secret.py", "binary.py", "missing.py"]
+    assert list(index.texts(paths)) == [("a.py", "a = 1\n"), ("b.py", "b = 2\n")]
