@@ -61,6 +61,8 @@ class Folders:
         self._due: asyncio.TimerHandle | None = None
         self._asked_at = -math.inf
         self._settling = asyncio.Lock()
+        #: One folder after the other gives texts: each holds a connection meanwhile, of which there are a few.
+        self._turn = asyncio.Lock()
 
     async def settle(self, uris: Collection[str], *, indexed: bool, exclude: Sequence[str] = ()) -> None:
         """From now on these are the folders. Not `indexed`: what the engine remembers of them is removed."""
@@ -73,7 +75,7 @@ class Folders:
                     await folder.aclose(self._open)
             self._exclude = tuple(exclude)
             for root in sorted(wanted - self._folders.keys()):
-                folder = _Folder(root, self._exclude if indexed else None, self._engine, self._report)
+                folder = _Folder(root, self._exclude if indexed else None, self._engine, self._report, self._turn)
                 self._folders[root] = folder
                 folder.asked_at = self._asked_at
                 for uri, text in self._open.items():
@@ -147,12 +149,14 @@ class _Folder:
         exclude: Sequence[str] | None,
         engine: Callable[[], EngineClient],
         report: Callable[[Index, Status], None],
+        turn: asyncio.Lock,
     ) -> None:
         self.root = root
         self.name = hashlib.sha256(os.fsencode(root)).hexdigest()[:32]
         self.asked_at = -math.inf
         self._engine = engine
         self._report = report
+        self._turn = turn
         self._loop = asyncio.get_running_loop()
         self.index = None if exclude is None else Index(root, exclude=exclude, report=self._reported)
         #: Path -> hash of what the engine has or is about to get ("" while it is read); None: it has to be told all.
@@ -234,9 +238,12 @@ class _Folder:
             event.clear()
             try:
                 await do()
-            except EngineError as error:
-                # Nobody needs to hear of it: whoever asks for a completion does if it lasts.
-                log.debug("the engine was not told of a folder: %s", error)
+            except Exception as error:
+                # Nobody needs to hear of an engine's: whoever asks for a completion does if it lasts.
+                if isinstance(error, EngineError):
+                    log.debug("the engine was not told of a folder: %s", error)
+                else:  # The text of a fault may quote a document.
+                    log.error("a fault in telling the engine of a folder: %s", type(error).__name__)
                 self._told = None
                 self._wanted.clear()
                 await asyncio.sleep(RETRY_S)
@@ -289,7 +296,8 @@ class _Folder:
                 document for document in await asyncio.to_thread(_read, self.index, paths) if document.path in told
             ]
             told |= {document.path: document.hash for document in documents}
-            await self._engine().put(self.name, documents)
+            async with self._turn:
+                await self._engine().put(self.name, documents)
             # What was removed while it was sent may have come after the removal.
             if late := [document.path for document in documents if document.path not in (self._told or told)]:
                 await self._engine().remove(self.name, late)
@@ -308,7 +316,11 @@ def _manifest(index: Index) -> dict[str, str] | None:
 
 
 def _read(index: Index, paths: Sequence[str]) -> list[Document]:
-    return [Document(path, fingerprint(text).hex(), text) for path, text in index.texts(paths)]
+    # An editor may send half a surrogate pair, which the protocol does not carry.
+    return [
+        Document(path, fingerprint(text).hex(), text.encode(errors="replace").decode())
+        for path, text in index.texts(paths)
+    ]
 
 
 def _root(uri: str) -> str | None:

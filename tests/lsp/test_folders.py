@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from infill_engine.protocol import Document
 
 from infill_lsp import folders as module
-from infill_lsp.client import EngineAway, EngineError
+from infill_lsp.client import EngineAway
 from infill_lsp.folders import Folders
 from infill_lsp.index import Index
 
@@ -24,7 +26,7 @@ class Engine:
     """Remembers as an engine does; `error` is what it says to everything."""
 
     def __init__(self) -> None:
-        self.error: EngineError | None = None
+        self.error: Exception | None = None
         self.remembered: dict[str, dict[str, Document]] = {}
         self.asked: list[str] = []
         self.syncs = 0
@@ -259,6 +261,57 @@ async def test_a_file_that_goes_while_it_is_sent_is_removed(bench: Bench) -> Non
     bench.engine.gate.set()
     await bench.until(lambda: bench.engine.asked.count("remove") == 2)
     assert bench.engine.texts == {}
+
+
+async def test_a_broken_text_and_a_fault_do_not_end_the_feeding(bench: Bench) -> None:
+    bench.write(a="a = 1\n")
+    await bench.begin()
+    bench.folders.open(bench.uri("b.py"), lambda: "b = '\ud83d'\n")
+    bench.engine.error = RuntimeError("no error of an engine")
+    bench.folders.ask()
+    await bench.until(lambda: bool(bench.engine.asked))
+    bench.engine.error = None
+    bench.folders.ask()
+    await bench.eventually(a="a = 1\n", b="b = '?'\n")
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_whatever_happens_the_engine_remembers_what_counts_in_the_end(bench: Bench, seed: int) -> None:
+    random = Random(seed)
+    names = [f"f{i}.py" for i in range(8)]
+    opened: dict[str, str] = {}
+    await bench.begin()
+    for step in range(150):
+        name, text = random.choice(names), f"x = {step}\n"
+        match random.choice(["write", "write", "delete", "open", "edit", "edit", "close", "ask", "away", "again"]):
+            case "write":
+                (bench.folder / name).write_text(text)
+            case "delete":
+                (bench.folder / name).unlink(missing_ok=True)
+            case "open" if name not in opened:
+                opened[name] = text
+                bench.folders.open(bench.uri(name), partial(opened.__getitem__, name))
+            case "edit" if name in opened:
+                opened[name] = text
+                bench.folders.edit(bench.uri(name))
+            case "close" if name in opened:
+                bench.folders.close(bench.uri(name))
+                del opened[name]
+            case "ask":
+                bench.engine.error = None
+                bench.folders.ask()
+            case "away":
+                bench.engine.error = EngineAway("the engine is not running yet")
+                if random.random() < 0.5:
+                    bench.engine.remembered.clear()
+            case "again":
+                await bench.folders.tell_again()
+        await asyncio.sleep(random.choice([0, 0, 0.01, 0.1]))
+    bench.engine.error = None
+    await bench.folders.tell_again()  # As the server does once the engine is ready again.
+    bench.folders.ask()
+    truth = {path.name: path.read_text() for path in bench.folder.iterdir()} | opened
+    await bench.eventually(**{name.removesuffix(".py"): text for name, text in truth.items()})
 
 
 async def test_many_files_that_go_at_once_are_told_in_one_list(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
