@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 #: Seconds for which edits are gathered before the index gets them, and changes before the engine does.
-EDITS_S, CHANGES_S = 0.2, 0.4
+EDITS_S, CHANGES_S = 0.2, 0.3
 #: Seconds after which the engine is asked again where it refused.
 RETRY_S = 2.0
 #: Seconds since the last completion after which the engine gets no new text: it gives back the model's memory later.
