@@ -155,10 +155,8 @@ class Reply:
 
     def _end(self) -> int:
         """Where the text ends: with its line if it may have only one, else where the gap is most probably over."""
-        text, ends = self._candidate.text, self._candidate.ends
-        if self._max_lines == 1:
-            return len(text.partition("\n")[0])
-        return self._best(ends[-1].offset) if ends else len(text)
+        text = self._candidate.text
+        return len(text.partition("\n")[0]) if self._max_lines == 1 else self._best(len(text))
 
     def _sure_end(self) -> int:
         """A place that is never after `_end`, whatever candidates follow."""

@@ -329,7 +329,7 @@ class Engine:
             lines=lines,
             head=head,
             after=after,
-            last=self._continuation(segments[-1], head, last) if last else [],
+            last=(self._tokenizer.continuation(segments[-1], head, last) or []) if last else [],
             text=GapText(request, head.rest),
             view=view,
             lookup=None if view else Lookup(known, after, self._config.proposal_tokens),
@@ -621,32 +621,14 @@ class Engine:
         """The first tokens after the gap; none where only blank lines follow."""
         most = max(self._config.suffix_tokens, AFTER)
         text = (request.tail + request.suffix)[: most * WINDOW_CHARS]
-        tokens: list[int] = []
-        if text and not text.isspace():
-            for segment in self._tokenizer.segments(text):
-                tokens += self._tokenizer.encode_segment(segment)
-                if len(tokens) >= most:
-                    break
-        return tokens
-
-    def _continuation(self, segment: str, head: Healed, rest: str) -> list[int]:
-        """The tokens of `rest` as a gap behind the cursor line `segment` has them."""
-        tokens, known = self._tokenizer.encode(segment + rest), len(head.tokens)
-        return tokens[known:] if tokens[:known] == head.tokens else []
+        return self._tokenizer.beginning(text, most) if text and not text.isspace() else []
 
     def _allowed(self, run: _Run) -> dict[int, Tensor]:
         """The rows that have to write again what healing took back, and one where END was refused; the others are
         free."""
-        sets: dict[int, Tensor] = {}
-        pending = run.text.pending
+        sets = dict(enumerate(self._tokenizer.restricted(run.text.pending, run.canvas.proposal)))
         if run.refused is not None and run.refused[0] == run.canvas.frontier:
-            sets[0] = self._unending
-        for row, token in enumerate((*run.canvas.proposal, None)):
-            if not pending:
-                break
-            sets[row] = self._tokenizer.allowed(pending)
-            if token is not None:
-                pending = pending[len(self._tokenizer.codec.tokens[token]) :]
+            sets.setdefault(0, self._unending)
         return sets
 
     def _frame(self, run: _Run) -> Frame:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from infill_engine.protocol import Candidate, End, InfillRequest, Reason, end_scores
 
 #: A tab stands for this many columns.
@@ -30,7 +32,7 @@ class GapText:
     _bytes: bytearray = field(default_factory=bytearray)
     _probs: list[float] = field(default_factory=list)
     _ends_at: list[int] = field(default_factory=list)  # in bytes, a token
-    _ends: list[tuple[int, float | None, float]] = field(default_factory=list)  # in bytes, a line end
+    _ends: list[End] = field(default_factory=list)  # with offsets in bytes
     #: Byte length of the text that counts, once a rule has cut it.
     _limit: int | None = None
 
@@ -65,8 +67,8 @@ class GapText:
     def score(self, at: int, suffix_logprob: float | None, end_prob: float) -> Reason | None:
         """Records a line end, at a byte offset of the gap, as a place to stop; says whether the best end is clear. Then
         the text ends here, whatever was written in the same pass after it."""
-        self._ends.append((at, suffix_logprob, end_prob))
-        scores = end_scores([End(*end) for end in self._ends])
+        self._ends.append(End(at, suffix_logprob, end_prob))
+        scores = end_scores(self._ends)
         best = scores.index(max(scores))
         later = scores[best + 1 :]
         if suffix_logprob is not None and later and max(later) < scores[best] - CLEAR_MARGIN:
@@ -96,7 +98,7 @@ class GapText:
             text=raw.decode(errors="ignore"),
             probs=tuple(p for p, _ in kept),
             offsets=tuple(e for _, e in kept),
-            ends=tuple(End(chars(at), score, prob) for at, score, prob in self._ends if at <= limit),
+            ends=tuple(replace(end, offset=chars(end.offset)) for end in self._ends if end.offset <= limit),
         )
 
     def _whole_words(self) -> int:

@@ -66,6 +66,9 @@ SPECIALS = 17
 #: the untrained base from 1.981 to 1.972; training moves both by less than 0.1.
 BLOCK_GATE, RIGHT_GATE = 1.0, -1.0
 
+#: Known tokens before the gap on the canvas: at least, and at most.
+LEFT_TOKENS = (4, 20)
+
 #: Masks in a group that serving feeds where the weights were trained for them.
 MASKS = 2
 
@@ -276,7 +279,7 @@ class SmolDenoiser:
         floating = torch.bfloat16 if dtype in ("bf16", "fp8") else torch.float32
         on_gpu = self._device.type == "cuda"
         steps = GPU_STEPS if on_gpu else 1
-        self.facts = Facts(MASK_ID, END_ID, SINK_ID, lookahead=masks, left=(4, 20), steps=steps)
+        self.facts = Facts(MASK_ID, END_ID, SINK_ID, lookahead=masks, left=LEFT_TOKENS, steps=steps)
         rope = Rope(shape.head_size, shape.rope_base, self._device, GPU_POSITIONS if on_gpu else 2048)
         banned = torch.zeros(shape.vocab, dtype=torch.bool)
         banned[:SPECIALS] = True

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple, Protocol, cast
 
 import torch
@@ -76,6 +76,15 @@ class LineTokenizer:
         """The ids of a text, segment by segment."""
         return [token for segment in self.segments(text) for token in self.encode_segment(segment)]
 
+    def beginning(self, text: str, least: int) -> list[int]:
+        """The ids of a text's first segments, as many as have `least` ids together."""
+        tokens: list[int] = []
+        for segment in self.cut(text):
+            if len(tokens) >= least:
+                break
+            tokens += self.encode_segment(segment)
+        return tokens
+
     def heal(self, segment: str) -> Healed:
         """Tokenises the segment before the gap up to the last boundary that holds whatever follows.
 
@@ -90,6 +99,22 @@ class LineTokenizer:
         while tokens and len(rest) + len(self.codec.tokens[tokens[-1]]) <= MAX_HEALED_BYTES:
             rest = self.codec.tokens[tokens.pop()] + rest
         return Healed(tokens, rest)
+
+    def continuation(self, segment: str, head: Healed, rest: str) -> list[int] | None:
+        """The ids of `rest` as a gap behind the healed `segment` has them, what was taken back first; None where the
+        text before the gap would then have other ids."""
+        tokens, known = self.encode(segment + rest), len(head.tokens)
+        return tokens[known:] if tokens[:known] == head.tokens else None
+
+    def restricted(self, rest: bytes, tokens: Iterable[int]) -> Iterator[Tensor]:
+        """bool [V], one for each slot from the gap's first on that is restricted while `rest` is written again by
+        `tokens`, the last of them behind these: the ids that may stand there."""
+        for token in chain(tokens, (None,)):
+            if not rest:
+                return
+            yield self.allowed(rest)
+            if token is not None:
+                rest = rest[len(self.codec.tokens[token]) :]
 
     def allowed(self, rest: bytes) -> Tensor:
         """bool [V]: the ids that may come next while `rest` has still to be written: those that begin with it, and

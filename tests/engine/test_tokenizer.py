@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from infill_engine.tokenizer import (
@@ -10,6 +11,7 @@ from infill_engine.tokenizer import (
     REMEMBERED,
     BpeCodec,
     ByteCodec,
+    Healed,
     LineTokenizer,
     Side,
     _byte_of_char,
@@ -156,3 +158,36 @@ def test_of_a_line_that_nobody_wrote_the_beginning_is_remembered():
     side.update("a\n" + "x" * 100_000 + "\nb")
     assert side.encode(10_000)
     assert [len(line) for line in side.lines] == [1, REMEMBERED, 2]
+
+
+@given(st.text(st.sampled_from("return (\n  x9é"), max_size=40), st.integers(1, 30))
+def test_a_beginning_has_whole_segments_and_no_more_than_it_needs(text, least):
+    tokenizer = LineTokenizer(small_codec())
+    tokens = tokenizer.beginning(text, least)
+    assert text.startswith(tokenizer.text(tokens).decode())
+    ends = [len(tokenizer.encode("".join(tokenizer.segments(text)[:n]))) for n in range(len(text) + 1)]
+    assert len(tokens) == min((end for end in ends if end >= least), default=ends[-1])
+
+
+@given(st.text(st.sampled_from("return (x9 "), max_size=12), st.text(st.sampled_from("return (\n  x9"), max_size=12))
+def test_a_continuation_writes_what_was_taken_back_and_the_rest(segment, rest):
+    tokenizer = LineTokenizer(small_codec())
+    head = tokenizer.heal(segment)
+    tokens = tokenizer.continuation(segment, head, rest)
+    if tokens is not None:
+        assert tokenizer.text(tokens) == head.rest + rest.encode()
+        assert [*head.tokens, *tokens] == tokenizer.encode(segment + rest)
+
+
+def test_a_continuation_that_changes_the_tokens_before_it_is_none(tokenizer):
+    assert tokenizer.continuation("(", Healed(tokenizer.encode("("), b""), "(") is None
+
+
+def test_slots_are_restricted_until_what_was_taken_back_is_written(tokenizer):
+    r, e = tokenizer.encode("r")[0], tokenizer.encode("e")[0]
+    sets = list(tokenizer.restricted(b"re", [r, e, r]))
+    assert len(sets) == 2
+    assert torch.equal(sets[0], tokenizer.allowed(b"re"))
+    assert torch.equal(sets[1], tokenizer.allowed(b"e"))
+    assert [bool(torch.equal(one, tokenizer.allowed(b"re"))) for one in tokenizer.restricted(b"re", [])] == [True]
+    assert not list(tokenizer.restricted(b"", [r]))

@@ -125,9 +125,8 @@ class Trainee(torch.nn.Module):
         device: str = "cpu",
         dtype: torch.dtype = torch.bfloat16,
         shape: Shape = SMOLLM2,
-        last: int | None = None,
     ) -> None:
-        """weights: the base's, by GGUF names; rank: of the updates; last: how many of the last layers learn."""
+        """weights: the base's, by GGUF names; rank: of the updates."""
         super().__init__()
         self.shape, self.dtype, self.device = shape, dtype, torch.device(device)
         random = torch.Generator().manual_seed(seed)
@@ -149,9 +148,8 @@ class Trainee(torch.nn.Module):
                 self._base[layer, name] = base
                 self._merged[layer, name] = torch.empty_like(base, dtype=dtype)
                 a = torch.randn(rank, base.shape[1], generator=random) / math.sqrt(base.shape[1])
-                learns = last is None or layer >= shape.layers - last
                 for key, factor in zip(factors(layer, name), (a, torch.zeros(len(base), rank)), strict=True):
-                    self.factors[_attribute(key)] = torch.nn.Parameter(factor.to(self.device), requires_grad=learns)
+                    self.factors[_attribute(key)] = torch.nn.Parameter(factor.to(self.device))
         self.mask_row = torch.nn.Parameter(self._embedding[SPECIALS:].mean(0))
         self.end_row = torch.nn.Parameter(self._embedding[SINK_ID].clone())
         banned = torch.zeros(shape.vocab, dtype=torch.bool)

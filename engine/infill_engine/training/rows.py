@@ -14,16 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
-from torch import Tensor
 
-from infill_engine.smollm import END_ID, MASK_ID, SINK_ID
+from infill_engine.config import EngineConfig
+from infill_engine.smollm import END_ID, LEFT_TOKENS, MASK_ID, SINK_ID
 from infill_engine.tokenizer import LineTokenizer
 from infill_engine.training.model import Row, Window
 
-#: Tokens of the suffix that serving affords on a CPU, and of a snippet.
-SUFFIX, SNIPPET = 96, 256
-#: Known tokens before the gap on the canvas: at least, and at most.
-LEFT = (4, 20)
+#: Tokens of the suffix that serving affords, and of a snippet.
+SUFFIX, SNIPPET = EngineConfig().suffix_tokens, 256
 
 
 class GapRecord(msgspec.Struct, frozen=True):
@@ -111,11 +109,8 @@ def _row(
     head = tokenizer.heal(segments[-1])
     before = [SINK_ID, *(t for segment in segments[:-1] for t in tokenizer.encode_segment(segment)), *head.tokens]
     size = len(before)
-    whole = tokenizer.encode(segments[-1] + text[gap.start : gap.end])
-    middle = whole[len(head.tokens) :]
-    if stream[:size] != before or whole[: len(head.tokens)] != head.tokens or size <= LEFT[0] + 1:
-        return None
-    if len(middle) > mix.middle:
+    middle = tokenizer.continuation(segments[-1], head, text[gap.start : gap.end])
+    if middle is None or len(middle) > mix.middle or stream[:size] != before or size <= LEFT_TOKENS[0] + 1:
         return None
     left = _left(size, len(head.tokens), chance, still)
     blind = not still and chance.random() < mix.no_suffix
@@ -148,13 +143,13 @@ def _row(
         targets=targets,
         weights=[_weight(t, j, mix) for t, j in zip(targets, ahead, strict=True)],
         ahead=ahead,
-        allowed=_allowed(head.rest, middle, left, tokenizer),
+        allowed=dict(enumerate(tokenizer.restricted(head.rest, middle), left - 1)),
     )
 
 
 def _left(size: int, head: int, chance: random.Random, still: bool) -> int:
     """Known tokens on the canvas: as a request that finds nothing cached has it, or as after some typing."""
-    least, most = LEFT
+    least, most = LEFT_TOKENS
     if still or chance.random() < 0.6:
         return min(size - 1, max(least, min(head, most)))
     return min(size - 1, chance.randint(least, most))
@@ -162,14 +157,7 @@ def _left(size: int, head: int, chance: random.Random, still: bool) -> int:
 
 def _block(text: str, tokenizer: LineTokenizer, most: int) -> list[int]:
     """The first `most` tokens of the text after the gap as a block; [] where only space follows."""
-    if not text.strip():
-        return []
-    tokens: list[int] = []
-    for segment in tokenizer.segments(text):
-        tokens += tokenizer.encode_segment(segment)
-        if len(tokens) >= most:
-            break
-    return [SINK_ID, *tokens[:most]]
+    return [SINK_ID, *tokenizer.beginning(text, most)[:most]] if text.strip() else []
 
 
 def _places(middle: int, chance: random.Random, mix: Mix, still: bool) -> list[int]:
@@ -178,17 +166,6 @@ def _places(middle: int, chance: random.Random, mix: Mix, still: bool) -> list[i
     if still:
         return list(range(0, middle, max(1, -(-middle // count)))) if count else []
     return sorted(chance.sample(range(middle), count))
-
-
-def _allowed(rest: bytes, middle: Sequence[int], left: int, tokenizer: LineTokenizer) -> dict[int, Tensor]:
-    """What the first tokens are restricted to while healing has text to write again."""
-    sets: dict[int, Tensor] = {}
-    for i, token in enumerate(middle):
-        if not rest:
-            break
-        sets[left - 1 + i] = tokenizer.allowed(rest)
-        rest = rest[len(tokenizer.codec.tokens[token]) :]
-    return sets
 
 
 def _weight(target: int, ahead: int, mix: Mix) -> float:

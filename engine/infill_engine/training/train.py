@@ -40,8 +40,6 @@ class TrainConfig:
     #: Minutes at the end in which the learning rate goes to 0.
     decay_minutes: float = 0.0
     rank: int = 32
-    #: Only so many of the last layers learn; None: all.
-    last_layers: int | None = None
     lr: float = 1e-3
     #: Of the two rows of the embedding.
     row_lr: float = 2e-3
@@ -109,7 +107,7 @@ class Run:
         chance = random.Random(0)
         held_windows = (self._made(r, chance, still=True) for r in _first(records(held), config.measured))
         self._held = [one for one in held_windows if one is not None]
-        self._learning = {n: p for n, p in trainee.named_parameters() if p.requires_grad}
+        self._learning = dict(trainee.named_parameters())
         factors = [p for n, p in self._learning.items() if n.startswith("factors.")]
         rows = [p for n, p in self._learning.items() if not n.startswith("factors.")]
         self._optimizer = torch.optim.AdamW(
@@ -323,7 +321,7 @@ def run(
     keep_freed_memory()
     torch.set_num_threads(threads or models.physical_cores())
     tensors, tokenizer = base(base_file)
-    trainee = Trainee(tensors, config.rank, config.seed, device, last=config.last_layers)
+    trainee = Trainee(tensors, config.rank, config.seed, device)
     if start is not None:
         trainee.start(adapter.load(start))
     Run(trainee, tokenizer, gaps, held, folder, config, lambda line: print(line, flush=True)).train()
