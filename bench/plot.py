@@ -35,7 +35,8 @@ def curves(
         f'font-size="12" fill="{TEXT}">'
     ]
     for tick in x_ticks:
-        parts.append(_text(x_at(tick), HEIGHT - BOTTOM + 18, x_label(tick), "middle"))
+        anchor = "end" if tick == x1 else "middle"  # the last label would be cut off
+        parts.append(_text(x_at(tick), HEIGHT - BOTTOM + 18, x_label(tick), anchor))
     for tick in y_ticks:
         parts.append(_line(LEFT, y_at(tick), WIDTH - RIGHT, y_at(tick), 0.3))
         parts.append(_text(LEFT - 8, y_at(tick) + 4, y_label(tick), "end"))

@@ -65,23 +65,23 @@ def rows(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[list[str]]:
 
 
 def plot(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Nats over predictions learned from, as an SVG; from the first 10,000 on, in decades."""
+    """Nats over predictions learned from, as an SVG, in decades; without what was measured before the first step."""
     lines = {
         f"{name}: {what}" if len(runs) > 1 else what: [
-            (math.log10(one["predictions"]), one[key]) for one in of_run if one["predictions"] >= 10_000
+            (math.log10(one["predictions"]), one[key]) for one in of_run if one["predictions"]
         ]
         for name, of_run in runs.items()
         for what, key in DRAWN.items()
     }
-    most = max(4.5, *(x for points in lines.values() for x, _ in points))
-    x_ticks = [4 + i / 2 for i in range(math.ceil((most - 4) * 2) + 1)]
+    places = [x for points in lines.values() for x, _ in points]
+    x_ticks = list(range(math.floor(min(places, default=4)), math.ceil(max(places, default=4)) + 1))
     return curves(
         lines,
         "predictions learned from",
         "nats a token, held out",
         x_ticks,
         list(range(1, 8)),
-        x_label=lambda x: f"{10**x:,.0f}" if x == round(x) else "",
+        x_label=lambda x: f"{10**x:,.0f}",
         y_label=lambda y: f"{y:.0f}",
     )
 
