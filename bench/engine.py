@@ -21,7 +21,7 @@ from pathlib import Path
 
 import httpcore
 import torch
-from infill_engine import protocol, smollm, weights
+from infill_engine import models, protocol, smollm, weights
 from infill_engine.core import Canvas, Contexts, complete
 from infill_engine.fetch import ensure_weights
 from infill_engine.models import MOST_THREADS, physical_cores
@@ -65,7 +65,7 @@ class Bench:
             self.tokens = torch.randint(smollm.SPECIALS, self.shape.vocab, (4096,)).tolist()
         else:
             path = ensure_weights(lambda message, progress: None)
-            tensors, codec = weights.load(path, protocol.cache_dir() / "prepared" / f"{path.stem}.safetensors")
+            tensors, codec = weights.load(path, models.prepared(path, models.BASE))
             text = "".join(place.text for place in places(8))
             self.tokens = [smollm.SINK_ID, *LineTokenizer(codec).encode(text)]
         self.denoiser = smollm.SmolDenoiser(tensors, dtype, device, threads=threads)

@@ -13,10 +13,9 @@ import time
 from pathlib import Path
 
 import torch
-from infill_engine import smollm, weights
+from infill_engine import models, smollm, weights
 from infill_engine.core import Canvas, Contexts, complete
 from infill_engine.fetch import ensure_weights
-from infill_engine.protocol import cache_dir
 from infill_engine.tokenizer import LineTokenizer
 from infill_kernels import logits
 from rich.progress import track
@@ -52,7 +51,7 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=100_000)
     arguments = parser.parse_args()
     path = ensure_weights(lambda message, progress: None)
-    tensors, codec = weights.load(path, cache_dir() / "prepared" / f"{path.stem}.safetensors")
+    tensors, codec = weights.load(path, models.prepared(path, models.BASE))
     text = source(arguments.package, arguments.bytes)
     ids = LineTokenizer(codec).encode(text)
     size = len(text.encode())

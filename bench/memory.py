@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from infill_engine import ngrams, weights
+from infill_engine import models, ngrams, weights
 from infill_engine.fetch import ensure_weights
 from infill_engine.memory import Memory
 from infill_engine.protocol import cache_dir
@@ -47,7 +47,7 @@ def corpus(tokens: int) -> Files:
     kept = cache_dir() / "bench" / f"memory-{tokens}.npz"
     if not kept.exists():
         path = ensure_weights(lambda message, progress: None)
-        _, codec = weights.load(path, cache_dir() / "prepared" / f"{path.stem}.safetensors")
+        _, codec = weights.load(path, models.prepared(path, models.BASE))
         tokenizer, files, size = LineTokenizer(codec), Files(), 0
         for document in track(documents(cache_dir() / "corpus", "train"), "tokenising"):
             files.append(np.array(tokenizer.encode(document.text), np.uint16))

@@ -14,12 +14,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import torch
-from infill_engine import smollm, weights
+from infill_engine import models, smollm, weights
 from infill_engine.config import EngineConfig
 from infill_engine.engine import Engine
 from infill_engine.fetch import ensure_weights
 from infill_engine.models import MOST_THREADS, physical_cores
-from infill_engine.protocol import Candidate, Final, InfillRequest, cache_dir
+from infill_engine.protocol import Candidate, Final, InfillRequest
 from msgspec.structs import replace
 from rich.progress import track
 
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=min(physical_cores(), MOST_THREADS))
     arguments = parser.parse_args()
     path = ensure_weights(lambda message, progress: None)
-    tensors, codec = weights.load(path, cache_dir() / "prepared" / f"{path.stem}.safetensors")
+    tensors, codec = weights.load(path, models.prepared(path, models.BASE))
     rows = []
     for dtype in arguments.dtype:
         torch.set_num_threads(1 if dtype == "int8" else arguments.threads)

@@ -23,7 +23,7 @@ import torch
 from infill_kernels import logits
 from rich.progress import track
 
-from infill_engine import adapter, smollm, weights
+from infill_engine import adapter, models, smollm, weights
 from infill_engine.core import Canvas, Contexts, Denoiser, complete
 from infill_engine.fetch import ensure_weights
 from infill_engine.memory import WEIGHTS, Array, Candidates, Match, Memory, Weights, mix
@@ -247,7 +247,6 @@ def collect(
     tokenizer: LineTokenizer,
     characters: int = 1 << 31,
     ends: bool = False,
-    seed: int = 0,
 ) -> Observed:
     """Observes about so many gaps, as many of each package. characters: of a package, for its workspace, at most;
     ends: as `observe` has it."""
@@ -255,7 +254,7 @@ def collect(
     for document in documents(corpus, split):
         packages[document.package].append(document)
     vocab = len(tokenizer.codec.tokens)
-    memory, chance = Memory(vocab, Weights((), (), np.array([[[[1.0, 0.0, 0.0]]]]))), random.Random(seed)
+    memory, chance = Memory(vocab, Weights((), (), np.array([[[[1.0, 0.0, 0.0]]]]))), random.Random(0)
     parts: list[Observed] = []
     windows = max(1, round(gaps / len(packages) / WINDOW))
     for of_package in track(packages.values(), "packages"):
@@ -286,11 +285,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=WEIGHTS)
     options = parser.parse_args()
     path = ensure_weights(lambda message, progress: None)
-    tensors, codec = weights.load(path, cache_dir() / "prepared" / f"{path.stem}.safetensors")
-    if options.adapter:
-        tensors = {name: tensor.float().clone() for name, tensor in tensors.items() if not name.startswith(smollm.INT8)}
-        adapter.merge(tensors, adapter.load(options.adapter), smollm.MASK_ID, smollm.END_ID)
-        tensors |= smollm.quantised(tensors)
+    kept = models.prepared(path, str(options.adapter or models.BASE))
+    tensors, codec = weights.load(path, kept, options.adapter)
     torch.set_num_threads(options.threads)
     denoiser = smollm.SmolDenoiser(tensors, options.dtype, "cpu", threads=options.threads)
     observed = collect(
