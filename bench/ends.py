@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,13 +21,14 @@ from infill_engine import gap as gap_rules
 from infill_engine.config import EngineConfig
 from infill_engine.core import Canvas, Rows
 from infill_engine.engine import Engine
-from infill_engine.protocol import Candidate, cache_dir
+from infill_engine.protocol import cache_dir
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from bench.filling import Case, Model, _tokens, held_out, with_suffix
+from bench.filling import Case, Model, answer, held_out, tokens_of, with_suffix
+from bench.gate import logistic_regression
 
 #: Lines that are written beyond the true end.
 BEYOND = 2
@@ -74,12 +74,8 @@ def scored(case: Case, model: Model, truth: Truth) -> Ends | None:
     if request.max_lines == 1 or request.tail.strip() or not request.suffix.strip():
         return None
     request = msgspec.structs.replace(request, max_lines=lines + BEYOND, max_tokens=256, min_indent=None)
-    truth.tokens = _tokens(case.truth, request, model.tokenizer)
-    engine = _endless(model, truth)
-    candidate = Candidate("")
-    for event in engine.events(request, time.monotonic()):
-        if isinstance(event, Candidate):
-            candidate = event
+    truth.tokens = tokens_of(case.truth, request, model.tokenizer)
+    candidate, _ = answer(_endless(model, truth), request)
     found = [end for end in candidate.ends if end.suffix_logprob is not None]
     offsets = [end.offset for end in found]
     if len(case.truth) not in offsets or not candidate.text.startswith(case.truth):
@@ -122,13 +118,8 @@ def fit(gaps: Sequence[Ends], which: Sequence[str], ridge: float = 1.0) -> NDArr
     y = np.concatenate([np.arange(gap.true + 1) == gap.true for gap in gaps]).astype(np.float64)
     share = np.where(y > 0, 0.5 / max(1.0, y.sum()), 0.5 / max(1.0, (1 - y).sum())) * len(y)
     used = np.array([name in which or name == "one" for name in FEATURES])
-    x, weights = x[:, used], np.zeros(used.sum())
-    for _ in range(30):
-        p = 1 / (1 + np.exp(-x @ weights))
-        curvature = (x * (share * p * (1 - p))[:, None]).T @ x + ridge * np.eye(len(weights))
-        weights = weights + np.linalg.solve(curvature, x.T @ (share * (y - p)) - ridge * weights)
-    found = np.zeros(len(FEATURES))
-    found[used] = weights
+    found, count = np.zeros(len(FEATURES)), used.sum()
+    found[used] = logistic_regression(x[:, used], y, share, np.zeros(count), np.full(count, ridge))
     return found
 
 

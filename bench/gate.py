@@ -62,9 +62,8 @@ Choice = Callable[[Options, float], int]
 
 
 def fit(gaps: Sequence[Options]) -> Floats:
-    """Weights [F] of a logistic regression of `right`, by Newton's method (Hastie, Tibshirani and Friedman 2009,
-    section 4.4.1), with a ridge on the standardised features around the weights by which a text is as sure as the
-    product of its probabilities."""
+    """Weights [F] of a logistic regression of `right`, with a ridge on the standardised features around the weights by
+    which a text is as sure as the product of its probabilities."""
     gaps = [gap for gap in gaps if len(gap.sizes)]
     prior: Floats = (np.array(FEATURES) == "product").astype(np.float64)
     if not gaps:
@@ -74,9 +73,15 @@ def fit(gaps: Sequence[Options]) -> Floats:
     share = np.concatenate([np.full(len(gap.sizes), 1 / len(gap.sizes)) for gap in gaps])
     scale = x.std(0)
     scale[scale < 1e-9] = 1.0
-    x, prior = x / scale, prior * scale
-    weights = prior
     ridge = np.where(np.array(FEATURES) == "one", 1e-6, RIDGE)
+    found: Floats = logistic_regression(x / scale, y, share, prior * scale, ridge) / scale
+    return found
+
+
+def logistic_regression(x: Floats, y: Floats, share: Floats, prior: Floats, ridge: Floats) -> Floats:
+    """Weights [F] with which features [N, F] tell `y` [N], 0 or 1, by Newton's method (Hastie, Tibshirani and Friedman
+    2009, section 4.4.1). share: what each row weighs [N]; ridge: what pulls each weight to its `prior` [F]."""
+    weights = prior
 
     def loss(at: Floats) -> float:
         z = x @ at
@@ -92,8 +97,7 @@ def fit(gaps: Sequence[Options]) -> Floats:
         weights = weights + step
         if np.abs(step).max() < 1e-8:
             break
-    found: Floats = weights / scale
-    return found
+    return weights
 
 
 def by_gate(weights: Floats) -> Choice:
