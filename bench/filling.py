@@ -367,17 +367,11 @@ class Runner:
         request = row.ask(case, model)
         torch.set_num_threads(model.threads)
         if forced:
-            forced.begin(_tokens(case.truth, request, engine._tokenizer))
+            forced.begin(tokens_of(case.truth, request, engine._tokenizer))
         complete(engine.prime(request))
-        candidate, final = Candidate(""), None
         began = time.perf_counter()
-        for event in engine.events(request, time.monotonic()):
-            if isinstance(event, Candidate):
-                candidate = event
-            elif isinstance(event, Final):
-                final = event
+        candidate, final = answer(engine, request)
         ms = (time.perf_counter() - began) * 1000
-        assert final is not None
         shown, rest, replaced = _shown(case, candidate)
         tail = case.gap.tail
         return Filled(
@@ -424,11 +418,16 @@ def _shown(case: Case, candidate: Candidate) -> tuple[str, str, int]:
     return of.text, tail[replaced:], replaced
 
 
-def _tokens(truth: str, request: InfillRequest, tokenizer: LineTokenizer) -> list[int]:
+def answer(engine: Engine, request: InfillRequest) -> tuple[Candidate, Final]:
+    """The last text of a request and how it ended."""
+    *events, final = engine.events(request, time.monotonic())
+    assert isinstance(final, Final)
+    return next((event for event in reversed(events) if isinstance(event, Candidate)), Candidate("")), final
+
+
+def tokens_of(truth: str, request: InfillRequest, tokenizer: LineTokenizer) -> list[int]:
     """The tokens that write the truth into the gap of a request, what healing took back before it."""
     segment = (tokenizer.segments(request.prefix + request.head) or [""])[-1]
     head = tokenizer.heal(segment)
-    tokens = tokenizer.encode(segment + truth)
-    if tokens[: len(head.tokens)] == head.tokens:
-        return tokens[len(head.tokens) :]
-    return tokenizer.encode(head.rest.decode() + truth)
+    tokens = tokenizer.continuation(segment, head, truth)
+    return tokenizer.encode(head.rest.decode() + truth) if tokens is None else tokens
