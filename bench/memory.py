@@ -166,10 +166,8 @@ def of_file(files: Files) -> list[list[str]]:
     chance, memory = random.Random(1), Memory(VOCAB)
     at = len(lines) // 2
 
-    def look(
-        before: Sequence[tuple[int, ...]], after: Sequence[tuple[int, ...]], proposal: Sequence[int] = ()
-    ) -> object:
-        return memory.view("file", before, after).candidates(proposal)
+    def look(before: Sequence[tuple[int, ...]], after: Sequence[tuple[int, ...]]) -> object:
+        return memory.view("file", before, after).candidates()
 
     def cold() -> object:
         return Memory(VOCAB).view("file", lines[:at], lines[at:]).candidates()

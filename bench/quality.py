@@ -179,9 +179,9 @@ def of_decoders(decoders: Rows) -> str:
         rows.append(
             [
                 name,
-                share(filled, lambda of: of.exact).percent(),
+                exact(filled),
                 share(filled, lambda of: of.exact_model).percent(),
-                ratio([of.similarity for of in filled]).number(),
+                alike(filled),
                 share(filled, lambda of: of.first_line).percent(),
                 against(filled, base, lambda of: of.exact),
                 f"{statistics.fmean(of.steps for of in filled):.1f}",
@@ -247,8 +247,8 @@ def of_variants(variants: Rows) -> str:
         rows.append(
             [
                 name,
-                share(filled, lambda of: of.exact).percent(),
-                ratio([of.similarity for of in filled]).number(),
+                exact(filled),
+                alike(filled),
                 against(filled, first, lambda of: of.exact),
                 share(list(zip(filled, first, strict=True)), lambda of: of[0].chosen == of[1].chosen).percent(),
                 f"{statistics.median(of.ms for of in filled):.0f}",
@@ -271,7 +271,7 @@ def of_problems(problems: Mapping[str, Rows]) -> str:
                     name,
                     share(filled, lambda of: of.passed is True).percent(),
                     against(filled, base, lambda of: of.passed is True),
-                    share(filled, lambda of: of.exact).percent(),
+                    exact(filled),
                 ]
             )
     return table(["problems", "n", "decoder", "pass@1", "to the base's", "exact"], rows)
