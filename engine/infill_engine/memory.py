@@ -444,7 +444,3 @@ class Memory:
         if len(self._files) > KEPT_FILES:
             self._files.popitem(last=False)
         return View(self, file, before, after, workspace, path)
-
-    def forget(self, document: Hashable) -> None:
-        """A document that was closed."""
-        self._files.pop(document, None)

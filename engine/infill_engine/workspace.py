@@ -481,11 +481,10 @@ class Workspace:
                     segments.append(segment)
         with self._lock:
             self._segments, self._stamp = segments, stamp
-            for segment in segments:  # what was done here since, and what came here, is newer than what lies there
-                for number, content in self._gone:
-                    at = segment.find(number)
-                    if at is not None and segment.contents[at] == content:
-                        segment.kill(at)
+            # What was done here since, and what came here, is newer than what lies there.
+            for number, content in self._gone:
+                _kill(segments, number, content)
+            for segment in segments:
                 for chain in self._chains:
                     for number in chain.files:
                         if (at := segment.find(number)) is not None:
@@ -682,6 +681,7 @@ class Workspace:
 
 
 def _kill(segments: Sequence[_Segment], path: int, content: int) -> None:
+    """Lets a file with this content be found no more."""
     for segment in segments:
         at = segment.find(path)
         if at is not None and segment.contents[at] == content:

@@ -446,7 +446,6 @@ def test_two_gaps_of_one_file_do_not_disturb_each_other():
     second = memory.view("d", [(1, 2, 4), (1, 2)], [])
     assert second.propose(1) == (4,)
     assert first.propose(1) == (3,)
-    memory.forget("d")
     assert memory.view("d", [(1, 2)], []).propose(1) == ()
 
 
