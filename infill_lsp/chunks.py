@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from itertools import islice
 from math import ceil
-from time import thread_time
 
 from tree_sitter import Node, Parser, Query, QueryCursor, Tree
 
-from infill_lsp.documents import grammar
+from infill_lsp.documents import grammar, parse
 
 #: Lines of a window, and of the longest definition that is one chunk.
 WINDOW = 25
@@ -234,14 +233,7 @@ def _parse(source: bytes, language: str) -> Tree | None:
     found = grammar(language) if language in _QUERIES else None
     if found is None:
         return None
-    end = thread_time() + PARSE_S
-    try:
-        return Parser(found).parse(
-            lambda offset, _: source[offset : offset + 65536],
-            progress_callback=lambda _offset, _has_error: thread_time() > end,
-        )
-    except ValueError:  # What the binding raises when the callback stops it.
-        return None
+    return parse(Parser(found), source, PARSE_S)
 
 
 @cache

@@ -115,24 +115,31 @@ class _Syntax:
     def tree(self, lines: tuple[str, ...]) -> Tree | None:
         """None where the parse would take too long; the next one starts from the last tree there was."""
         if lines != self._lines:
-            tree = self._parse(_utf8(lines), _edited(self._tree, self._lines, lines))
+            tree = parse(self._parser, _utf8(lines), self._budget_s, _edited(self._tree, self._lines, lines))
+            self._budget_s = PARSE_S
             if tree is None:
                 return None
             self._tree, self._lines = tree, lines
         return self._tree
 
-    def _parse(self, source: bytes, old: Tree) -> Tree | None:
-        end = thread_time() + self._budget_s
-        self._budget_s = PARSE_S
-        try:
-            return self._parser.parse(
-                lambda offset, _: source[offset : offset + _CHUNK],
-                old,
-                progress_callback=lambda _offset, _has_error: thread_time() > end,
-            )
-        except ValueError:  # What the binding raises when the callback stops it.
-            self._parser.reset()
-            return None
+
+def parse(parser: Parser, source: bytes, budget_s: float, old: Tree | None = None) -> Tree | None:
+    """The tree of UTF-8, begun from the edited tree `old` where there is one; None if it takes more CPU seconds."""
+    end = thread_time() + budget_s
+
+    def read(offset: int, _: object) -> bytes:
+        return source[offset : offset + _CHUNK]
+
+    def is_late(_offset: int, _has_error: bool) -> bool:
+        return thread_time() > end
+
+    try:
+        if old is None:  # The binding takes no None for it.
+            return parser.parse(read, progress_callback=is_late)
+        return parser.parse(read, old, progress_callback=is_late)
+    except ValueError:  # What the binding raises when the callback stops it.
+        parser.reset()
+        return None
 
 
 def _edited(tree: Tree, old: tuple[str, ...], new: tuple[str, ...]) -> Tree:
