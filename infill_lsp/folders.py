@@ -19,13 +19,12 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
 
 from infill_engine.protocol import Document
 
 from infill_lsp.client import EngineClient, EngineError
 from infill_lsp.database import fingerprint
-from infill_lsp.index import Index
+from infill_lsp.index import Index, local_path
 
 if TYPE_CHECKING:
     from infill_lsp.filling import Status
@@ -325,7 +324,5 @@ def _read(index: Index, paths: Sequence[str]) -> list[Document]:
 
 def _root(uri: str) -> str | None:
     """The real path of a folder on this machine."""
-    parts = urlsplit(uri)
-    if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
-        return None
-    return os.path.realpath(unquote(parts.path))
+    path = local_path(uri)
+    return None if path is None else os.path.realpath(path)

@@ -121,10 +121,10 @@ class Index:
 
     def relative(self, uri: str) -> str | None:
         """The path in the folder of the document at `uri`; None where it is not a file of it."""
-        parts = urlsplit(uri)
-        if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
+        path = local_path(uri)
+        if path is None:
             return None
-        folder, name = os.path.split(os.path.normpath(unquote(parts.path)))
+        folder, name = os.path.split(os.path.normpath(path))
         full = os.path.join(os.path.realpath(folder), name)
         return full[len(self.root) + 1 :] if full.startswith(f"{self.root}/") else None
 
@@ -418,6 +418,12 @@ class _Open:
         named = [(path, chunk) for path, chunk, _ in self._chunks.values() if chunk.name == name and fits(path)]
         best = max(named, key=lambda each: fits(each[0]), default=None)
         return Found(*best, 0.0, None) if best is not None else None
+
+
+def local_path(uri: str) -> str | None:
+    """The path that a URI names; None where it is not of a file of this machine."""
+    parts = urlsplit(uri)
+    return unquote(parts.path) if parts.scheme == "file" and parts.netloc in ("", "localhost") else None
 
 
 def _lf(text: str) -> str:
