@@ -287,6 +287,11 @@ def unfit(text: str) -> Reason | None:
     return None
 
 
+def lf(text: str) -> str:
+    """The text with "\\n" for each line end that LSP knows."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
 @dataclass(frozen=True, slots=True)
 class _Rule:
     """One pattern of a `.gitignore`: whether what it matches is ignored, or taken back."""
@@ -392,14 +397,14 @@ class Ignore:
             text = data.decode("utf-8-sig")
         except UnicodeDecodeError:
             raise Refused("binary") from None
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
+        text = lf(text)
         if (reason := unfit(text)) is not None:
             raise Refused(reason)
         return Source(text, status)
 
     def walk(self, start: str = "") -> Iterator[Listing]:
         """The folder `start` and what is below it, folder by folder, nearest first."""
-        if not self.enters(start) or os.path.realpath(os.path.join(self.root, start)) != self._full(start):
+        if not self.enters(start) or os.path.realpath(self._full(start)) != self._full(start):
             return
         queue = deque([start])
         while queue:

@@ -30,7 +30,7 @@ from infill_lsp import database
 from infill_lsp.chunks import Chunk, cut, language_of, words
 from infill_lsp.database import Database, Found, fingerprint
 from infill_lsp.filling import Filler, Limits, Status, is_local
-from infill_lsp.ignore import Ignore, Refused, is_secret, unfit
+from infill_lsp.ignore import Ignore, Refused, is_secret, lf, unfit
 
 log = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ class Index:
                 with suppress(Refused):
                     yield path, rules.read(path).text
             elif rules.refusal(path) is None and unfit(text) is None:
-                yield path, _lf(text)
+                yield path, lf(text)
 
     def frequencies(self, asked: Sequence[str], seen: Seen | None, until: float = math.inf) -> dict[str, int]:
         """How many chunks have each word, of those that any has, without what is `seen`."""
@@ -319,7 +319,7 @@ class Index:
             todo = {path: self._texts[path] for path in self._dirty}
         for path, text in todo.items():
             fit = rules.refusal(path) is None and unfit(text) is None
-            lines = _lf(text)
+            lines = lf(text)
             chunks = cut(lines, language_of(path)) if fit else []
             counted = [(chunk, Counter(words(chunk.text))) for chunk in chunks]
             with self._changed:
@@ -424,10 +424,6 @@ def local_path(uri: str) -> str | None:
     """The path that a URI names; None where it is not of a file of this machine."""
     parts = urlsplit(uri)
     return unquote(parts.path) if parts.scheme == "file" and parts.netloc in ("", "localhost") else None
-
-
-def _lf(text: str) -> str:
-    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _unfit_root(root: str) -> str:
