@@ -188,13 +188,11 @@ class _Folder:
             await asyncio.to_thread(self.index.stop)
 
     def update(self, uri: str, text: str) -> None:
-        if self.index is not None and self.index.relative(uri) is not None:
-            self.index.update(uri, text)
+        if self.index is not None and self.index.update(uri, text):
             self._changed.set()
 
     def close(self, uri: str) -> None:
-        if self.index is not None and self.index.relative(uri) is not None:
-            self.index.close(uri)
+        if self.index is not None and self.index.close(uri):
             self._changed.set()
 
     def ask(self, now: float) -> None:

@@ -128,22 +128,29 @@ class Index:
         full = os.path.join(os.path.realpath(folder), name)
         return full[len(self.root) + 1 :] if full.startswith(f"{self.root}/") else None
 
-    def update(self, uri: str, text: str) -> None:
-        """The document is open, and this is its text; from now on what is on disk of it does not count."""
-        path = self.relative(uri)
-        if path is not None:
-            with self._changed:
-                self._texts[path] = text
-                self._dirty.add(path)
+    def update(self, uri: str, text: str) -> bool:
+        """The document is open, and this is its text; from now on what is on disk of it does not count.
 
-    def close(self, uri: str) -> None:
-        """The document is closed: its text is forgotten at once."""
+        Whether it is of this folder.
+        """
         path = self.relative(uri)
-        if path is not None:
-            with self._changed:
-                self._texts.pop(path, None)
-                self._dirty.discard(path)
-                self._open.remove(path)
+        if path is None:
+            return False
+        with self._changed:
+            self._texts[path] = text
+            self._dirty.add(path)
+        return True
+
+    def close(self, uri: str) -> bool:
+        """The document is closed: its text is forgotten at once. Whether it is of this folder."""
+        path = self.relative(uri)
+        if path is None:
+            return False
+        with self._changed:
+            self._texts.pop(path, None)
+            self._dirty.discard(path)
+            self._open.remove(path)
+        return True
 
     def settle(self, timeout_s: float) -> bool:
         """Waits until the folder is filled and what was open before is taken in. Whether that came in time."""
