@@ -178,7 +178,7 @@ class _Folder:
 
     async def aclose(self, opened: Collection[str]) -> None:
         """`opened` are the documents whose text may be another than on disk."""
-        await self._end(keep=True)
+        await self._end()
         if self.index is not None:
             for uri in opened:
                 self.index.close(uri)
@@ -212,20 +212,20 @@ class _Folder:
             self._report(self.index, status)
 
     def _begin(self) -> None:
+        """The engine has to be told everything."""
+        self._told = None
+        self._wanted.clear()
         self._changed.set()
         self._tasks = [
             asyncio.create_task(self._again_and_again(self._changed, self._tell, CHANGES_S)),
             asyncio.create_task(self._again_and_again(self._more, self._feed, 0)),
         ]
 
-    async def _end(self, keep: bool = False) -> None:
+    async def _end(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
-        if not keep:
-            self._told = None
-            self._wanted.clear()
 
     async def _again_and_again(self, event: asyncio.Event, do: Callable[[], Awaitable[None]], gather_s: float) -> None:
         """Does it after each event, of which those of `gather_s` seconds count as one."""
