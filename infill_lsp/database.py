@@ -107,8 +107,11 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
+    """How many files with text there are, chunks, and files without text, by why."""
+
     files: int
     chunks: int
+    refused: dict[str, int]
 
 
 class NotOurs(sqlite3.DatabaseError):
@@ -207,13 +210,9 @@ class Database:
         return dict(self._connection.execute("SELECT path, hash FROM files WHERE refused = ''"))
 
     def counts(self) -> Counts:
-        query = "SELECT (SELECT count(*) FROM files WHERE refused = ''), (SELECT count(*) FROM chunks)"
-        return Counts(*self._connection.execute(query).fetchone())
-
-    def refused(self) -> dict[str, int]:
-        """How many files have no chunks, by why."""
-        query = "SELECT refused, count(*) FROM files WHERE refused <> '' GROUP BY refused"
-        return dict(self._connection.execute(query))
+        refused = dict(self._connection.execute("SELECT refused, count(*) FROM files GROUP BY refused"))
+        (chunks,) = self._connection.execute("SELECT count(*) FROM chunks").fetchone()
+        return Counts(refused.pop("", 0), chunks, refused)
 
     def write(self, files: Iterable[File]) -> int:
         """Stores files in place of what was stored of them. Returns how many chunks were taken out for that."""

@@ -331,12 +331,11 @@ class Filler:
 
     def _tell(self, **changes: object) -> None:
         counts = self._stored.counts()
-        refused = self._stored.refused()
         status = replace(
             self._status,
             files=counts.files,
             chunks=counts.chunks,
-            refused=refused,
+            refused=counts.refused,
             changes=self._changes,
             **changes,  # type: ignore[arg-type]
         )
