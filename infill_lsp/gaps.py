@@ -182,8 +182,7 @@ class _Page:
 
     def indent(self, row: int) -> int:
         """Characters of the line's indentation."""
-        line = self.lines[row]
-        return len(line) - len(line.lstrip())
+        return _indent(self.lines[row])
 
     def start(self, row: int) -> int:
         """Where the line's first character after its indentation stands."""
@@ -344,6 +343,10 @@ class _Page:
     def _opens(self, row: int) -> bool:
         """Whether a statement may begin there: not with a closing bracket."""
         return self.lines[row].lstrip()[0] not in ")]}"
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _after_licence(text: str, comment: str) -> int:
@@ -683,4 +686,4 @@ def _begins(lines: Sequence[str], row: int) -> bool:
     if not lines[row].strip() or lines[row - 1].strip():
         return False
     above = next((lines[at] for at in range(row - 1, -1, -1) if lines[at].strip()), "")
-    return len(lines[row]) - len(lines[row].lstrip()) <= len(above) - len(above.lstrip())
+    return _indent(lines[row]) <= _indent(above)
