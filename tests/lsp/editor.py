@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,13 @@ async def engine_status(model: str) -> Status | None:
     status = await engine.status()
     await engine.aclose()
     return status
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Waits for what other threads or processes do."""
+    async with asyncio.timeout(20):
+        while not is_so():  # noqa: ASYNC110 - they tell nobody
+            await asyncio.sleep(0.02)
 
 
 class Editor:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+from editor import until
 from infill_engine.protocol import Document
 
 from infill_lsp import folders as module
@@ -95,15 +96,10 @@ class Bench:
     async def eventually(self, **texts: str) -> None:
         """The engine comes to remember exactly these Python files."""
         wanted = {f"{name}.py": text for name, text in texts.items()}
-        await self.until(lambda: self.engine.texts == wanted)
-
-    async def until(self, is_so: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not is_so():  # noqa: ASYNC110 - threads tell nobody
-                await asyncio.sleep(0.02)
+        await until(lambda: self.engine.texts == wanted)
 
     async def ready(self) -> None:
-        await self.until(lambda: any(status.state == "ready" for status in self.statuses))
+        await until(lambda: any(status.state == "ready" for status in self.statuses))
 
 
 @pytest.fixture
@@ -233,7 +229,7 @@ async def test_an_engine_that_was_away_is_told_everything_again(bench: Bench) ->
     await bench.begin()
     bench.engine.error = EngineAway("the engine is not running yet")
     bench.folders.ask()
-    await bench.until(lambda: bool(bench.engine.asked))
+    await until(lambda: bool(bench.engine.asked))
     bench.engine.error = None
     bench.folders.ask()
     await bench.eventually(a="a = 1\n")
@@ -243,7 +239,7 @@ async def test_an_engine_that_was_away_is_told_everything_again(bench: Bench) ->
     bench.engine.error = EngineAway("the engine is not running yet")
     bench.write(b="b = 1\n")
     asked = len(bench.engine.asked)
-    await bench.until(lambda: len(bench.engine.asked) > asked)
+    await until(lambda: len(bench.engine.asked) > asked)
     bench.engine.error = None
     bench.engine.remembered.clear()
     bench.folders.ask()
@@ -257,9 +253,9 @@ async def test_a_file_that_goes_while_it_is_sent_is_removed(bench: Bench) -> Non
     bench.folders.ask()
     await bench.engine.waiting.wait()
     (bench.folder / "a.py").unlink()
-    await bench.until(lambda: "remove" in bench.engine.asked)  # At once, not after what is under way.
+    await until(lambda: "remove" in bench.engine.asked)  # At once, not after what is under way.
     bench.engine.gate.set()
-    await bench.until(lambda: bench.engine.asked.count("remove") == 2)
+    await until(lambda: bench.engine.asked.count("remove") == 2)
     assert bench.engine.texts == {}
 
 
@@ -269,7 +265,7 @@ async def test_a_broken_text_and_a_fault_do_not_end_the_feeding(bench: Bench) ->
     bench.folders.open(bench.uri("b.py"), lambda: "b = '\ud83d'\n")
     bench.engine.error = RuntimeError("no error of an engine")
     bench.folders.ask()
-    await bench.until(lambda: bool(bench.engine.asked))
+    await until(lambda: bool(bench.engine.asked))
     bench.engine.error = None
     bench.folders.ask()
     await bench.eventually(a="a = 1\n", b="b = '?'\n")
@@ -319,7 +315,7 @@ async def test_many_files_that_go_at_once_are_told_in_one_list(bench: Bench, mon
     bench.write(**{f"f{i}": f"x = {i}\n" for i in range(6)})
     await bench.begin()
     bench.folders.ask()
-    await bench.until(lambda: len(bench.engine.texts) == 6)
+    await until(lambda: len(bench.engine.texts) == 6)
     (bench.folder / ".ignore").write_text("f[1-5].py\n.ignore\n")
     await bench.eventually(f0="x = 0\n")
 

@@ -11,11 +11,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 import pytest
-from editor import Editor, engine_status, fake_model, ready
+from editor import Editor, engine_status, fake_model, ready, until
 from infill_engine import protocol
 from infill_engine.protocol import Documents, Event, Final, InfillRequest, Manifest, Paths, Status
 from lsprotocol import types
@@ -411,12 +411,6 @@ class Remembering:
         for path in list(paths):
             self.texts.pop(path, None)
             self.hashes.pop(path, None)
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not is_so():  # noqa: ASYNC110 - another process does it
-            await asyncio.sleep(0.02)
 
 
 @pytest.fixture
