@@ -166,7 +166,7 @@ class Model:
         facts = denoiser.facts
         with torch.inference_mode():
             prefix, block = (
-                complete(denoiser.encode([facts.sink_id, *ids[i * PROBE : (i + 1) * PROBE]], None)) for i in range(2)
+                complete(denoiser.encode([*facts.opening, *ids[i * PROBE : (i + 1) * PROBE]], None)) for i in range(2)
             )
             masks = (facts.lookahead,) if facts.lookahead else ()
             canvas = Canvas(prefix.length, (ids[-1],), 2 * PROBE, proposal=tuple(ids[2 * PROBE :]), masks=masks)

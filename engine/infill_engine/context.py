@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from infill_engine.core import ContextKV, Denoiser, agreement
+from infill_engine.core import ContextKV, Family, agreement
 
 #: Seconds that a chunk should take at most. Below so many tokens a chunk is not cut, as it would hardly take less time.
 CHUNK_S, LEAST_CHUNK = 0.1, 16
@@ -51,7 +51,7 @@ class Lease:
 class ContextCache:
     """Streams by document, blocks by content, within `max_bytes`: what no lease holds goes, the oldest use first."""
 
-    def __init__(self, denoiser: Denoiser, chunk: int, max_bytes: int) -> None:
+    def __init__(self, denoiser: Family, chunk: int, max_bytes: int) -> None:
         """chunk: tokens encoded at once at most."""
         self._denoiser = denoiser
         self._chunk = chunk
@@ -127,7 +127,7 @@ class ContextCache:
         the end the canvas takes, at least and at most. Between those bounds the stream is left as it is, so most key
         strokes encode nothing. Raises `MemoryError` where it would take more room than there is beside what others use.
         """
-        tokens = [self._denoiser.facts.sink_id, *(token for line in lines for token in line), *head]
+        tokens = [*self._denoiser.facts.opening, *(token for line in lines for token in line), *head]
         entry = self._entry(key, lease)
         entry.lines = lines
         least, most = left
@@ -145,13 +145,31 @@ class ContextCache:
         return (yield from self._extend(key, entry, lease)), tokens[end:]
 
     def block(self, tokens: Sequence[int], lease: Lease) -> Generator[None, None, ContextKV]:
-        """Encodes a piece alone, behind the family's sink; returns its kv. Raises `MemoryError` as `stream` does."""
+        """Encodes a piece alone, behind the family's opening; returns its kv. Raises `MemoryError` as `stream` does."""
         key = tuple(tokens)
         entry = self._entry(key, lease)
-        entry.tokens = [self._denoiser.facts.sink_id, *tokens]
+        entry.tokens = [*self._denoiser.facts.opening, *tokens]
         if entry.kv is not None:
             lease.reused += entry.kv.length
         return (yield from self._extend(key, entry, lease))
+
+    def latest(self, document: str, client: str) -> str:
+        """The client whose stream of a document was used last; `client` if that one has any, or nobody has."""
+        if (client, document) in self._entries:
+            return client
+        streams = (key for key in reversed(self._entries) if isinstance(key[0], str) and key[1:] == (document,))
+        return next((str(key[0]) for key in streams), client)
+
+    def kept(self, key: Key, tokens: Sequence[int]) -> int:
+        """How many of the first of `tokens` are encoded of a stream, by its document, or of a block, by its tokens."""
+        entry, opening = self._entries.get(key), self._denoiser.facts.opening
+        if entry is None or entry.kv is None:
+            return 0
+        return max(0, agreement(entry.tokens[: entry.kv.length], [*opening, *tokens]) - len(opening))
+
+    def seconds(self, tokens: Sequence[int]) -> float:
+        """How long it takes to encode what of a block is not encoded yet; 0 where all is."""
+        return (len(tokens) - self.kept(tuple(tokens), tokens)) / self.rate
 
     def replace(self, key: Key, by: Key) -> None:
         """Lets the entry `by` take the place of `key`."""
@@ -160,8 +178,7 @@ class ContextCache:
 
     def affordable(self, tokens: Sequence[int], seconds: float) -> Sequence[int]:
         """As much of a block's tokens as can be had in `seconds`: all if they are encoded, and some in any case."""
-        entry = self._entries.get(tuple(tokens))
-        if entry is not None and entry.kv is not None and entry.kv.length == len(entry.tokens):
+        if not self.seconds(tokens):
             return tokens
         return tokens[: max(LEAST_CHUNK, int(self.rate * seconds))]
 

@@ -1,5 +1,9 @@
 """The nouns of the engine: canvas, contexts, and what every model family implements.
 
+There are two kinds of canvas, by how a family sees text. A `Canvas` grows from the left and is verified: what a family
+sees of the suffix stands in its contexts. An `OpenCanvas` is one sequence with pinned text on both sides, of which any
+slot may be filled at any time. All that lies between a request and a forward pass (`Pass`, `Outcome`) is the same.
+
 Knows no model by name, no editor and no wire format. Positions and lengths count tokens.
 """
 
@@ -7,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, cast
 
 from infill_kernels import BRANCH, LEFT, OPEN, Head
 from torch import Tensor
@@ -64,6 +68,11 @@ class Canvas:
         assert all(-len(self.left) < slot <= len(self.committed) for slot, _ in self.branches)
 
     @property
+    def rows(self) -> int:
+        """How many rows of a pass predict slots: the frontier, those behind proposed tokens, the masks'."""
+        return 1 + len(self.proposal) + sum(self.masks)
+
+    @property
     def frontier(self) -> int:
         """The leftmost slot that is not committed."""
         return len(self.committed)
@@ -110,8 +119,111 @@ class Canvas:
         return Tree(tokens, positions, parents, classes, frontier)
 
 
+@dataclass(frozen=True, slots=True)
+class OpenCanvas:
+    """The gap while it is filled by a family that sees both sides: `left | slots | right` is one sequence behind the
+    prefix stream. `left` and `right` are pinned, and so are slots whose token is final; the others are open and hold
+    what the family reads there: its MASK, or noise. The canvas may also grow and shrink within.
+    """
+
+    #: Absolute position of left[0], or of slot 0 without one: the tokens of the prefix stream before the canvas.
+    origin: int
+    left: tuple[int, ...]
+    #: What stands in each slot.
+    slots: tuple[int, ...]
+    #: The first tokens of the suffix.
+    right: tuple[int, ...]
+    #: A slot: whether its token is final. A pinned slot is never rewritten.
+    pinned: tuple[bool, ...]
+    #: A slot: the token that it has or that the last pass predicted (-1 before the first), and its probability then.
+    predicted: tuple[int, ...]
+    prob: tuple[float, ...]
+    #: Passes that led here.
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        assert len(self.slots) == len(self.pinned) == len(self.predicted) == len(self.prob)
+
+    @classmethod
+    def of(cls, origin: int, left: Sequence[int], slots: Sequence[int], right: Sequence[int]) -> OpenCanvas:
+        """A canvas whose slots are all open; slots: masks, or noise."""
+        count = len(slots)
+        return cls(origin, (*left,), (*slots,), (*right,), (False,) * count, (-1,) * count, (0.0,) * count)
+
+    @property
+    def size(self) -> int:
+        """How many slots there are."""
+        return len(self.slots)
+
+    @property
+    def open(self) -> list[int]:
+        """The slots that are not pinned, from the left: those that a pass predicts, a row each."""
+        return [i for i, pinned in enumerate(self.pinned) if not pinned]
+
+    @property
+    def rows(self) -> int:
+        """How many rows of a pass predict slots."""
+        return self.pinned.count(False)
+
+    @property
+    def frontier(self) -> int:
+        """The leftmost open slot: all before it are final."""
+        return next((i for i, pinned in enumerate(self.pinned) if not pinned), self.size)
+
+    @property
+    def full(self) -> bool:
+        """Whether every slot is final."""
+        return all(self.pinned)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The whole sequence of the canvas: left, slots, right."""
+        return (*self.left, *self.slots, *self.right)
+
+    def seen(self, rows: Rows) -> OpenCanvas:
+        """One step further, with what the rows of its open slots predict noted; nothing is pinned."""
+        predicted, prob = list(self.predicted), list(self.prob)
+        for slot, token, sure in zip(self.open, rows.token, rows.prob, strict=True):
+            predicted[slot], prob[slot] = token, sure
+        return replace(self, predicted=tuple(predicted), prob=tuple(prob), step=self.step + 1)
+
+    def pin(self, tokens: Mapping[int, tuple[int, float]]) -> OpenCanvas:
+        """Makes slots final: slot -> its token and the probability of that."""
+        slots, pinned = list(self.slots), list(self.pinned)
+        predicted, prob = list(self.predicted), list(self.prob)
+        for slot, (token, sure) in tokens.items():
+            assert not pinned[slot], "a pinned slot is never rewritten"
+            slots[slot] = predicted[slot] = token
+            prob[slot], pinned[slot] = sure, True
+        return replace(self, slots=tuple(slots), pinned=tuple(pinned), predicted=tuple(predicted), prob=tuple(prob))
+
+    def refill(self, tokens: Mapping[int, int]) -> OpenCanvas:
+        """Puts other tokens into open slots, for the next pass to read."""
+        slots = list(self.slots)
+        for slot, token in tokens.items():
+            assert not self.pinned[slot], "a pinned slot is never rewritten"
+            slots[slot] = token
+        return replace(self, slots=tuple(slots))
+
+    def splice(self, slot: int, fresh: Sequence[int]) -> OpenCanvas:
+        """With open slots that hold `fresh` in place of one slot: none removes it, two grow the canvas by one."""
+        count = len(fresh)
+
+        def put(values: tuple[T, ...], instead: Sequence[T]) -> tuple[T, ...]:
+            return (*values[:slot], *instead, *values[slot + 1 :])
+
+        return replace(
+            self,
+            slots=put(self.slots, fresh),
+            pinned=put(self.pinned, (False,) * count),
+            predicted=put(self.predicted, (-1,) * count),
+            prob=put(self.prob, (0.0,) * count),
+        )
+
+
 class ContextKV(Protocol):
-    """An encoded run of tokens; what is in it only its family knows."""
+    """An encoded run of tokens; what is in it only its family knows. Families whose contexts depend on the canvas keep
+    the tokens here, and the keys and values that they last had."""
 
     @property
     def length(self) -> int:
@@ -130,18 +242,46 @@ class Contexts(NamedTuple):
 
     #: The tokens before the canvas.
     prefix: ContextKV
-    #: Pieces encoded alone, the suffix among them; each begins with the family's sink.
+    #: Pieces encoded alone, the suffix among them unless it is on the canvas; each begins with the family's opening.
     blocks: tuple[ContextKV, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFacts:
+    """What the engine must know of a family that fills an `OpenCanvas`."""
+
+    #: Decides what a pass makes final: the family's published default.
+    policy: OpenPolicy
+    #: Slots that a canvas may begin with, ascending. A canvas below the first is known to be filled badly.
+    lengths: tuple[int, ...]
+    #: How the gap's length is found. "end": it is cut at the first END of a canvas with room to spare. "elastic": the
+    #: policy grows and shrinks it. "calibrated": `lengths` are compared by what the first pass says of each (CAL,
+    #: arXiv 2602.00476).
+    length: Literal["end", "elastic", "calibrated"]
+    #: Ids that end the gap where they stand in a slot, `Facts.end_id` among them: the text is cut there.
+    ends: frozenset[int]
+    #: "calibrated": the first pass's mean top probability that a canvas of so many slots has by its length alone, which
+    #: is taken off; (a, b) of a + b ln(slots). (0, 0) takes nothing off.
+    bias: tuple[float, float] = (0.0, 0.0)
+    #: The most slots that the policy may grow a canvas to.
+    most: int = 64
+    #: Whether text before the gap is healed: taken back to a boundary, and written again by the first slots.
+    heals: bool = True
+    #: Stands behind the suffix where that is all there is.
+    closing: tuple[int, ...] = ()
+    #: Whether the family is `SelfConditioned`.
+    soft: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What the engine must know of a family."""
 
-    mask_id: int
+    #: What stands in an open slot; None where that is noise, a token drawn uniformly.
+    mask_id: int | None
     end_id: int
-    #: Begins each context encoded alone; its key is what attention rests on.
-    sink_id: int
+    #: Begins the prefix stream and each context encoded alone; a sink's key is what attention rests on.
+    opening: tuple[int, ...]
     #: How many masks a group should have; 0 where masks predict nothing yet.
     lookahead: int
     #: Known tokens before the gap to encode on the canvas, where they see the blocks: at least, and at most.
@@ -151,10 +291,13 @@ class Facts:
     groups: int = 1
     #: Tokens that `Writer.write` should write at once; 1 where the family is none.
     steps: int = 1
+    #: Of a family that sees both sides at once and is an `OpenDenoiser`; `left` is then what it wants on the canvas of
+    #: the tokens before the gap, and nothing else of the above but the ids counts.
+    open: OpenFacts | None = None
 
 
-class Denoiser(Protocol):
-    """A model family."""
+class Family(Protocol):
+    """What all model families have."""
 
     @property
     def facts(self) -> Facts: ...
@@ -174,6 +317,10 @@ class Denoiser(Protocol):
         ahead: no request waits for it, so that a device may do it behind other work.
         """
 
+
+class Denoiser(Family, Protocol):
+    """A model family whose text grows from the left."""
+
     def denoise(
         self, canvases: Sequence[Canvas], contexts: Sequence[Contexts], states: Sequence[Any]
     ) -> tuple[list[Tensor], list[Any]]:
@@ -184,6 +331,27 @@ class Denoiser(Protocol):
         the masks' rows, group by group (`Canvas.group`), then the branches', one for each branch token, which predicts
         what follows it. Raises `MemoryError` where there is no room; the same call may then be made again.
         """
+
+
+class OpenDenoiser(Family, Protocol):
+    """A model family that sees both sides of the gap at once. Its `encode` may keep no more than the tokens."""
+
+    def denoise(
+        self, canvases: Sequence[OpenCanvas], contexts: Sequence[Contexts], states: Sequence[Any]
+    ) -> tuple[list[Tensor], list[Any]]:
+        """One forward pass over a batch of canvases, each with its contexts and its last pass's state (None at first).
+
+        Returns for each canvas the hidden rows [R, D], final norm applied, and the new state. Row i predicts the i-th
+        open slot, whatever shift the family has. Raises `MemoryError` as `Denoiser.denoise` does.
+        """
+
+
+class SelfConditioned(OpenDenoiser, Protocol):
+    """A family that reads what it said in the pass before."""
+
+    def condition(self, state: Any, soft: Tensor) -> Any:
+        """The state of a pass, with the expected embedding of each of its rows in it: softmax(z) E, [R, D], z being the
+        logits as they were read (tempered)."""
 
 
 class Writer(Denoiser, Protocol):
@@ -210,7 +378,7 @@ class Writer(Denoiser, Protocol):
 class Pass:
     """What a request needs of the next forward pass; passes of several requests are run as one."""
 
-    canvas: Canvas
+    canvas: Canvas | OpenCanvas
     contexts: Contexts
     #: Of the canvas's last pass; None at first.
     state: Any = None
@@ -220,11 +388,36 @@ class Pass:
     targets: tuple[int, ...] = ()
     #: What is remembered of the first rows: that of the frontier, and those behind proposed tokens.
     memory: Candidates | None = None
+    #: How the rows of an open canvas are read, and what with; that of another is read as it is.
+    reading: Reading | None = None
+    noise: Noise | None = None
 
     @property
     def rows(self) -> int:
         """How many rows it has: those of `Denoiser.denoise`."""
-        return 1 + len(self.canvas.proposal) + sum(self.canvas.masks) + len(self.targets)
+        return self.canvas.rows + len(self.targets)
+
+
+class Noise(Protocol):
+    """Where a request's chance comes from: an input, so that a trace can be replayed."""
+
+    def gumbel(self, rows: int, vocab: int) -> Tensor:
+        """fp32 [rows, vocab], independent standard Gumbel draws, on any device."""
+
+    def ids(self, count: int, vocab: int) -> list[int]:
+        """Ids drawn uniformly from [0, vocab)."""
+
+
+class Reading(NamedTuple):
+    """How a policy wants the rows of the next pass read."""
+
+    #: Logits are divided by it.
+    temperature: float = 1.0
+    #: What standard Gumbel noise is multiplied by before it is added to the tempered logits, of which the sample is the
+    #: greatest; 0: the sample is the most probable token.
+    noise: float = 0.0
+    #: Ids that no row may produce this time.
+    refused: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +433,9 @@ class Rows:
     end_prob: list[float]
     #: The log-probability of the row's target; of END where it has none.
     target_logprob: list[float]
+    #: Of an open canvas: the id drawn, and its probability. Those of `token` where nothing was drawn; else empty.
+    sample: list[int] = field(default_factory=list)
+    sample_prob: list[float] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.token)
@@ -247,7 +443,13 @@ class Rows:
     def __getitem__(self, rows: slice) -> Rows:
         """The same of some rows."""
         return Rows(
-            self.token[rows], self.prob[rows], self.entropy[rows], self.end_prob[rows], self.target_logprob[rows]
+            self.token[rows],
+            self.prob[rows],
+            self.entropy[rows],
+            self.end_prob[rows],
+            self.target_logprob[rows],
+            self.sample[rows],
+            self.sample_prob[rows],
         )
 
 
@@ -262,6 +464,17 @@ class Outcome:
     #: More than one where tokens were written one after the other: row i then predicts slot frontier + i from what the
     #: rows before it predict.
     steps: int = 1
+
+
+class OpenPolicy(Protocol):
+    """Decides what stands in an open canvas after a pass. It is shared between requests and keeps nothing of them."""
+
+    def reading(self, canvas: OpenCanvas) -> Reading:
+        """How the rows of the canvas's next pass are to be read."""
+
+    def step(self, canvas: OpenCanvas, rows: Rows, noise: Noise) -> OpenCanvas:
+        """rows: one an open slot. May pin open slots, rewrite, remove or add some, but leaves pinned ones as they are.
+        Comes to a full canvas after some steps, which is done: `canvas.step` counts them (`OpenCanvas.seen`)."""
 
 
 class CommitPolicy(Protocol):

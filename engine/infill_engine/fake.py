@@ -61,7 +61,7 @@ class FakeDenoiser:
         """table: what follows which text; lookahead: masks a group; open_groups: groups a pass; doubt: how much lower
         the logit of a mask's prediction is with each slot that it guesses; step_s: seconds a pass takes; groups: steps
         in which tokens are encoded; room: tokens that all contexts and canvases together may keep."""
-        self.facts = Facts(MASK_ID, END_ID, SINK_ID, lookahead=lookahead, left=(1, 64), groups=open_groups)
+        self.facts = Facts(MASK_ID, END_ID, (SINK_ID,), lookahead=lookahead, left=(1, 64), groups=open_groups)
         banned = torch.zeros(VOCAB, dtype=torch.bool)
         banned[[SINK_ID, MASK_ID]] = True
         self.head = Head(weight=torch.eye(VOCAB), banned=banned)

@@ -279,7 +279,7 @@ class SmolDenoiser:
         floating = torch.bfloat16 if dtype in ("bf16", "fp8") else torch.float32
         on_gpu = self._device.type == "cuda"
         steps = GPU_STEPS if on_gpu else 1
-        self.facts = Facts(MASK_ID, END_ID, SINK_ID, lookahead=masks, left=LEFT_TOKENS, steps=steps)
+        self.facts = Facts(MASK_ID, END_ID, (SINK_ID,), lookahead=masks, left=LEFT_TOKENS, steps=steps)
         rope = Rope(shape.head_size, shape.rope_base, self._device, GPU_POSITIONS if on_gpu else 2048)
         banned = torch.zeros(shape.vocab, dtype=torch.bool)
         banned[:SPECIALS] = True

@@ -129,17 +129,17 @@ def observe(
     """What the model, with prefix and suffix as it has them when it serves, and the memory say of the tokens of gaps of
     one window, from its end to its start: what is encoded for the first serves the others too. ends: also of END behind
     them, which says something of a model that has learned it."""
-    sink, prefix, free = denoiser.facts.sink_id, None, denoiser.head.free
+    opening, prefix, free = denoiser.facts.opening, None, denoiser.head.free
     end = [denoiser.facts.end_id] * ends
     for gap in gaps:
         known = [token for line in gap.before for token in line]
         after = [token for line in gap.after for token in line][:SUFFIX]
         if prefix is None:
             start = max(0, len(known) - PREFIX)
-            prefix = complete(denoiser.encode([sink, *known[start:-LEFT]], None))
+            prefix = complete(denoiser.encode([*opening, *known[start:-LEFT]], None))
         origin = len(known) - start - LEFT + 1
         prefix.truncate(origin)
-        blocks = (complete(denoiser.encode([sink, *after], None)),) if after else ()
+        blocks = (complete(denoiser.encode([*opening, *after], None)),) if after else ()
         middle = (*gap.middle, *end)
         canvas = Canvas(origin, tuple(known[-LEFT:]), len(middle), proposal=middle[:-1])
         (hidden,), _ = denoiser.denoise([canvas], [Contexts(prefix, blocks)], [None])
