@@ -27,7 +27,18 @@ from starlette.responses import Response, StreamingResponse
 
 from infill_engine import gap
 from infill_engine.endpoints import EVENT_STREAM, JSON, Endpoint, Refusal, answer, events, read, unless_gone
-from infill_engine.protocol import ANSWERED, Answered, Candidate, Final, InfillRequest, Timing, best_end
+from infill_engine.protocol import (
+    ANSWERED,
+    MAX_SNIPPET,
+    MAX_SNIPPETS,
+    Answered,
+    Candidate,
+    Final,
+    InfillRequest,
+    Snippet,
+    Timing,
+    best_end,
+)
 from infill_engine.scheduler import Scheduler
 
 #: What a client gets that does not say: tokens, and milliseconds from receipt to the answer.
@@ -55,6 +66,8 @@ class Ask:
     deadline_ms: int = DEFAULT_DEADLINE_MS
     #: Characters of whitespace that a later line of the gap has to begin with; None: as many as the cursor's line.
     n_indent: int | None = None
+    #: Pieces of other files, the most helpful first.
+    snippets: tuple[Snippet, ...] = ()
 
     @property
     def eol(self) -> str:
@@ -80,6 +93,7 @@ class Ask:
             max_tokens=max(1, min(self.max_tokens, MOST_TOKENS)),
             min_indent=self._min_indent(before) or None,
             deadline_ms=min(self.deadline_ms, MOST_DEADLINE_MS),
+            snippets=self.snippets,
             priority="explicit",  # nobody says which document it is, so no later key takes its place
         )
 
@@ -300,7 +314,7 @@ class LlamaBody(Struct, frozen=True, kw_only=True):
 
     input_prefix: str
     input_suffix: str
-    #: Pieces of other files. Taken, and not used: the engine has no place for them yet.
+    #: Pieces of other files, the most helpful last: next to the code in llama.cpp's prompt.
     input_extra: list[LlamaExtra] | None = None
     #: Text of the cursor's line before the cursor.
     prompt: str = ""
@@ -326,6 +340,10 @@ class LlamaBody(Struct, frozen=True, kw_only=True):
             stops=tuple(self.stop or ()),
             deadline_ms=deadline_ms,
             n_indent=self.n_indent,
+            snippets=tuple(
+                Snippet(_lf(extra.text)[:MAX_SNIPPET], extra.filename or "")
+                for extra in reversed((self.input_extra or [])[-MAX_SNIPPETS:])
+            ),
         )
 
 

@@ -7,6 +7,7 @@ followed by the next, until the gap is closed or the deadline comes. A request d
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import OrderedDict
@@ -16,6 +17,7 @@ from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
+import msgspec
 import numpy as np
 import torch
 from infill_kernels import Allowed, backend, logits, moved, unmask
@@ -37,12 +39,28 @@ from infill_engine.core import (
 from infill_engine.gap import GapText, columns
 from infill_engine.lookup import AFTER, BEFORE, LastTexts, Lookup
 from infill_engine.policy import VerifiedPolicy
-from infill_engine.protocol import Candidate, Event, Final, Frame, InfillRequest, Proposals, Reason, Slot, Timing
+from infill_engine.protocol import (
+    Candidate,
+    Event,
+    Explanation,
+    Final,
+    Frame,
+    InfillRequest,
+    Piece,
+    Proposals,
+    Reason,
+    Recalled,
+    Slot,
+    Timing,
+    content_id,
+)
 from infill_engine.tokenizer import Codec, Healed, LineTokenizer, Side
 
 if TYPE_CHECKING:  # they bring numba, which takes half a second to import
     from infill_engine.memory import Candidates, Memory, View
     from infill_engine.workspaces import Workspaces
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 S = TypeVar("S", str, list[int])
@@ -63,6 +81,10 @@ SURE_END = 0.95
 #: The share of a request's time that encoding contexts may take when nothing of them is cached.
 ENCODE_SHARE = 0.5
 
+#: The share of it that snippets which are not encoded yet may take: a device on which they cost nothing encodes them at
+#: once, elsewhere a request goes without them.
+SNIPPET_SHARE = 0.05
+
 #: Tokens of an earlier text proposed at once.
 LAST_TOKENS = 16
 
@@ -79,8 +101,14 @@ KEPT_FILES, OPEN_CHARS = 16, 1 << 19
 #: many more in a step of `Engine.prime`, until all are known.
 FRESH_CHARS = 4096
 
+#: The same where somebody wants to know what is used: some milliseconds.
+EXPLAINED_CHARS = 1 << 16
+
 #: Characters before the gap that are tokenised, for each token of the window; real code has 3 to 4.
 WINDOW_CHARS = 16
+
+#: Of what followed the longest match, so many are told of to people.
+TOLD = 3
 
 
 @dataclass(slots=True, kw_only=True)
@@ -119,6 +147,9 @@ class _Run:
     encode_ms: float = 0.0
     denoise_ms: float = 0.0
     steps: int = 0
+    #: Snippets that the canvas sees, and better ones that it does not since they are not encoded.
+    snippets: int = 0
+    late_snippets: int = 0
 
     @property
     def document(self) -> tuple[str, str]:
@@ -152,6 +183,8 @@ class _Run:
             committed=self.text.tokens,
             encoded=self.lease.encoded,
             reused=self.lease.reused,
+            snippets=self.snippets,
+            late_snippets=self.late_snippets,
             proposed=Proposals(**self.proposed),
             accepted=Proposals(**self.accepted),
         )
@@ -288,8 +321,8 @@ class Engine:
     def prime(self, request: InfillRequest) -> Generator[None, None, None]:
         """Encodes ahead of need, for the next request of a place: first what this one's deadline cut short, up to the
         last few tokens, then the whole window. That is kept apart until it is complete: a request that comes meanwhile
-        goes on with what was there. In the end takes the rest of the file into the memory. Each yield asks for a step,
-        which the next `next` does."""
+        goes on with what was there. Then the snippets. In the end takes the rest of the file into the memory. Each
+        yield asks for a step, which the next `next` does."""
         cache, left = self._cache, (self._denoiser.facts.left[0],) * 2
         key = (request.client, request.document)
         following = (*key, "next")
@@ -307,12 +340,64 @@ class Engine:
             if len(full) > len(current):
                 yield from cache.stream(following, full, head.tokens, left, lease)
                 cache.replace(key, following)
+            for tokens in filter(None, self._snippets(request) if self._config.snippets else ()):
+                yield from cache.block(tokens, lease)
         if self._memory is not None:
             for side in self._around(request):
                 while not side.encode(FRESH_CHARS):
                     yield
             if (view := self._view(request, head)) is not None:
                 view.refresh()
+
+    @torch.inference_mode()
+    def explain(self, request: InfillRequest) -> Explanation:
+        """What the request would be answered from if it came now. Encodes nothing. Where its client never asked for the
+        document, what is encoded is that of the client that did last."""
+        client = self._cache.latest(request.document, request.client)
+        request = msgspec.structs.replace(request, client=client)
+        segments, lines, head = self._split(request)
+        after, seconds = self._after(request)[: self._config.suffix_tokens], request.deadline_ms / 1000 * ENCODE_SHARE
+        window = self._cache.window(
+            (request.client, request.document), lines, self._config.prefix_tokens, seconds, _start_cost(segments)
+        )
+        pieces = self._pieces(request, window, head, after, self._chosen(request))
+        return Explanation(content_id(request.document), tuple(pieces), tuple(self._recalled(request, lines, head)))
+
+    def _recalled(self, request: InfillRequest, lines: Sequence[tuple[int, ...]], head: Healed) -> Iterator[Recalled]:
+        """What the memory knows of the slot that the gap begins with."""
+        if (view := self._view(request, head, EXPLAINED_CHARS)) is None:
+            return
+        known = [token for line in lines for token in line] + head.tokens
+        file, workspace = view.matches(())
+        source: Literal["file", "workspace"]
+        for source, match in ("file", file), ("workspace", workspace):
+            if length := int(match.length[0]):
+                likely = zip(match.ids[0].tolist(), match.share[0].tolist(), strict=True)
+                followers = [(self._said([token]), share) for token, share in likely if share > 0]
+                here = self._said(known[-length:])
+                yield Recalled(source, length, int(match.times[0]), here, tuple(followers[:TOLD]))
+
+    def _pieces(
+        self,
+        request: InfillRequest,
+        window: Sequence[tuple[int, ...]],
+        head: Healed,
+        after: list[int],
+        chosen: Sequence[list[int]],
+    ) -> Iterator[Piece]:
+        """What there is to see for a canvas, as `explain` tells it."""
+        before, cache = [*(token for line in window for token in line), *head.tokens], self._cache
+        kept = cache.kept((request.client, request.document), before)
+        yield Piece("prefix", content_id(self._tokenizer.text(before)), len(before), kept, used=True)
+        if after:
+            kept = cache.kept(tuple(after), after)
+            yield Piece("suffix", content_id(self._tokenizer.text(after)), len(after), kept, used=True)
+        for snippet, tokens, used in zip(request.snippets, self._snippets(request), chosen, strict=True):
+            kept = cache.kept(tuple(tokens), tokens)
+            yield Piece("snippet", snippet.id, len(tokens), kept, bool(used), snippet.path)
+
+    def _said(self, tokens: Sequence[int]) -> str:
+        return self._tokenizer.text(tokens).decode(errors="replace")
 
     def _begin(self, request: InfillRequest, started: float, lease: Lease) -> _Run:
         """Tokenises, once a request."""
@@ -359,16 +444,48 @@ class Engine:
             if block is None:
                 return "deadline"
             run.contexts = Contexts(prefix, (block,))
+        chosen = self._chosen(request)
+        for tokens in filter(None, chosen):
+            block = yield from _in_time(run, cache.block(tokens, run.lease))
+            if block is None:
+                return "deadline"
+            run.contexts = Contexts(prefix, (*run.contexts.blocks, block))
+        run.snippets = sum(map(bool, chosen))
+        run.late_snippets = min(len(chosen), config.snippets) - run.snippets
         run.canvas = self._propose(run, run.canvas)
+        if log.isEnabledFor(logging.INFO):
+            pieces = self._pieces(request, window, run.head, after, chosen)
+            used = ", ".join(f"{piece.kind} {piece.id}" for piece in pieces if piece.used)
+            log.info("version %d of %s is filled from %s", request.version, content_id(request.document), used)
         return None
 
-    def _view(self, request: InfillRequest, head: Healed) -> View | None:
-        """What is remembered at a gap: of its file as much around it as has been tokenised by now."""
+    def _snippets(self, request: InfillRequest) -> list[list[int]]:
+        """The tokens of each snippet as a block has them."""
+        most = self._config.snippet_tokens
+        return [self._tokenizer.encode(one.text[: most * WINDOW_CHARS])[:most] for one in request.snippets]
+
+    def _chosen(self, request: InfillRequest) -> list[list[int]]:
+        """Of each snippet the tokens if the canvas is to see it, else none: of those that are encoded, or would be in
+        no time, as many of the best as it is set to."""
+        spare_s, room = SNIPPET_SHARE * request.deadline_ms / 1000, self._config.snippets
+        chosen: list[list[int]] = []
+        for tokens in self._snippets(request):
+            takes_s = self._cache.seconds(tokens)
+            if room > 0 and takes_s <= spare_s:
+                room, spare_s = room - 1, spare_s - takes_s
+                chosen.append(tokens)
+            else:
+                chosen.append([])
+        return chosen
+
+    def _view(self, request: InfillRequest, head: Healed, fresh: int = FRESH_CHARS) -> View | None:
+        """What is remembered at a gap: of its file as much around it as has been tokenised by now, and `fresh`
+        characters more on either side."""
         if self._memory is None:
             return None
         before, after = self._around(request)
-        before.encode(FRESH_CHARS)
-        after.encode(FRESH_CHARS)
+        before.encode(fresh)
+        after.encode(fresh)
         lines = [*before.lines, tuple(head.tokens)]
         workspace = self.workspaces.of(request.workspace) if self.workspaces and request.workspace else None
         document = (request.client, request.document)

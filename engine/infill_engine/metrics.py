@@ -74,6 +74,12 @@ class Metrics:
             ["source"],
             registry=registry,
         )
+        self._snippets = Counter(
+            "infill_snippets",
+            "Snippets of answers: used, or late since they were not encoded yet.",
+            ["state"],
+            registry=registry,
+        )
         self._proposed = Counter(
             "infill_proposed_tokens", "Tokens fed as proposals, by who proposed them.", ["source"], registry=registry
         )
@@ -110,6 +116,8 @@ class Metrics:
         self._passes.inc(timing.steps)
         self._context.labels("encoded").inc(timing.encoded)
         self._context.labels("reused").inc(timing.reused)
+        self._snippets.labels("used").inc(timing.snippets)
+        self._snippets.labels("late").inc(timing.late_snippets)
         for source in timing.proposed.__struct_fields__:
             self._proposed.labels(source).inc(getattr(timing.proposed, source))
             self._accepted.labels(source).inc(getattr(timing.accepted, source))

@@ -34,6 +34,29 @@ class ProtocolError(ValueError):
     """A message that does not fit the protocol; its text says which field and why."""
 
 
+#: Snippets of a request, and characters of each, at most.
+MAX_SNIPPETS, MAX_SNIPPET = 8, 8192
+
+
+def content_id(content: str | bytes) -> str:
+    """A short name of a piece of context, by its content alone: 12 hexadecimal digits."""
+    data = content if isinstance(content, bytes) else content.encode(errors="replace")
+    return hashlib.blake2b(data, digest_size=6).hexdigest()
+
+
+class Snippet(msgspec.Struct, frozen=True):
+    """A piece of another file that may help to fill a gap."""
+
+    text: str
+    #: Where it is from, for people.
+    path: str = ""
+
+    @property
+    def id(self) -> str:
+        """Its `content_id`: wherever the same text comes from, it is the same piece of context."""
+        return content_id(self.text)
+
+
 #: From the most urgent to the least; within one the earliest deadline goes first.
 Priority = Literal["typed", "explicit", "speculation"]
 
@@ -61,11 +84,16 @@ class InfillRequest(msgspec.Struct, frozen=True, kw_only=True):
     #: documents counts. "": of none.
     workspace: str = ""
     path: str = ""
+    #: Pieces of other files, the most helpful first. As many are used as the engine is set to, and of these only those
+    #: that are encoded, or would be in no time: the others are encoded after the answer, for the next request.
+    snippets: tuple[Snippet, ...] = ()
     #: Lines the gap may have at most: 1 means that it ends at the first newline.
     max_lines: int = 1
     max_tokens: int = 128
     #: A later line indented by less than this many columns (tab = 8) does not belong to the gap; None: no such rule.
     min_indent: int | None = None
+    #: Texts that are known for this gap: the answer shall begin otherwise than each of them, whitespace aside.
+    avoid: tuple[str, ...] = ()
     #: What goes first: what somebody waits for while typing, what they asked for by hand, what they may want next.
     priority: Priority = "typed"
     #: Milliseconds from receipt after which the best text so far is returned.
@@ -172,6 +200,9 @@ class Timing(msgspec.Struct, frozen=True):
     committed: int = 0
     encoded: int = 0
     reused: int = 0
+    #: Snippets that the canvas saw, and how many more it had room for that were sent but not encoded yet.
+    snippets: int = 0
+    late_snippets: int = 0
     #: Tokens fed as proposals, and of those the ones that proved right.
     proposed: Proposals = Proposals()
     accepted: Proposals = Proposals()
@@ -187,6 +218,42 @@ class Final(msgspec.Struct, frozen=True, tag="final"):
 
 
 Event = Candidate | Frame | Final
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """A piece of context of a request."""
+
+    kind: Literal["prefix", "suffix", "snippet"]
+    #: Its `content_id`: of the text as it is encoded, of a snippet's as it was sent. The engine's log has the same.
+    id: str
+    tokens: int
+    #: How many of its tokens are encoded already.
+    encoded: int
+    #: Whether the canvas sees it.
+    used: bool
+    path: str = ""
+
+
+class Recalled(msgspec.Struct, frozen=True):
+    """What the memory knows of the place."""
+
+    source: Literal["file", "workspace"]
+    #: The text before the gap that also stands elsewhere, in tokens, and how often it does.
+    tokens: int
+    times: int
+    text: str
+    #: What most often follows it there, with its share.
+    followers: tuple[tuple[str, float], ...]
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """What a request is answered from."""
+
+    #: The document as the engine's log names it.
+    document: str
+
+    pieces: tuple[Piece, ...]
+    memory: tuple[Recalled, ...] = ()
 
 
 class Document(msgspec.Struct, frozen=True):
@@ -261,6 +328,7 @@ _encoder = msgspec.json.Encoder()
 _request_decoder = msgspec.json.Decoder(InfillRequest)
 _event_decoder = msgspec.json.Decoder(Event)
 _status_decoder = msgspec.json.Decoder(Status)
+_explanation_decoder = msgspec.json.Decoder(Explanation)
 _documents_decoder = msgspec.json.Decoder(Manifest | Documents)
 _paths_decoder = msgspec.json.Decoder(Paths)
 #: What decoding raises on bytes that are no such message; `RecursionError` on absurdly nested ones.
@@ -291,6 +359,8 @@ def decode_request(data: bytes) -> InfillRequest:
         raise ProtocolError("prefix holds whole lines and ends with a newline")
     if request.suffix and not request.suffix.startswith("\n"):
         raise ProtocolError("suffix begins with the newline that ends the gap's last line")
+    if len(request.snippets) > MAX_SNIPPETS or any(len(one.text) > MAX_SNIPPET for one in request.snippets):
+        raise ProtocolError(f"a request has at most {MAX_SNIPPETS} snippets of {MAX_SNIPPET} characters each")
     return request
 
 
@@ -308,6 +378,14 @@ def decode_status(data: bytes) -> Status:
         return _status_decoder.decode(data)
     except _MALFORMED as error:
         raise ProtocolError(f"not a status: {error}") from None
+
+
+def decode_explanation(data: bytes) -> Explanation:
+    """Raises `ProtocolError`."""
+    try:
+        return _explanation_decoder.decode(data)
+    except _MALFORMED as error:
+        raise ProtocolError(f"not an explanation: {error}") from None
 
 
 def decode_documents(data: bytes) -> Manifest | Documents:

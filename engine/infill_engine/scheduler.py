@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from infill_engine import protocol
 from infill_engine.fetch import Report
-from infill_engine.protocol import ANSWERED, Candidate, Event, Final, Frame, InfillRequest, State
+from infill_engine.protocol import ANSWERED, Candidate, Event, Explanation, Final, Frame, InfillRequest, State
 
 if TYPE_CHECKING:  # they bring torch, which takes seconds to import
     from infill_engine.core import Outcome, Pass
@@ -83,6 +83,10 @@ class Engine(Protocol):
 
     def prime(self, request: InfillRequest) -> Generator[None, None, None]:
         """Encodes the contexts of `request` for the next one of its document; each yield asks for a step, as above."""
+        ...
+
+    def explain(self, request: InfillRequest) -> Explanation:
+        """What a request would be answered from."""
         ...
 
     def denoise(self, passes: Sequence[Pass]) -> Sequence[Outcome]:

@@ -44,6 +44,7 @@ from infill_engine.metrics import Metrics
 from infill_engine.protocol import (
     Documents,
     Event,
+    Explanation,
     InfillRequest,
     Manifest,
     Paths,
@@ -97,6 +98,13 @@ def create_apps(
     async def prime(request: Request) -> Response:
         scheduler.prime(await _read_gap(request))
         return answer(Accepted(), 202)
+
+    async def explain(request: Request) -> Response:
+        gap = await _read_gap(request)
+        try:
+            return answer(await asyncio.wrap_future(scheduler.call(lambda engine: engine.explain(gap))))
+        except Unavailable as error:
+            raise HTTPException(503, str(error)) from None
 
     async def of_workspaces(function: Callable[[Workspaces], T], otherwise: T) -> T:
         """Asks the engine; `otherwise` where it remembers none."""
@@ -202,6 +210,15 @@ def create_apps(
             body=InfillRequest,
             answers={JSON: Accepted},
             status=202,
+        ),
+        Endpoint(
+            method="POST",
+            path="/v1/context",
+            summary="Says what a request would be answered from: context pieces, and what the memory knows",
+            handle=explain,
+            body=InfillRequest,
+            answers={JSON: Explanation},
+            refuses=(503,),
         ),
         Endpoint(
             method="PUT",

@@ -23,6 +23,8 @@ TIMING = Timing(
     committed=10,
     encoded=30,
     reused=90,
+    snippets=1,
+    late_snippets=2,
     proposed=Proposals(lookup=6),
     accepted=Proposals(lookup=3),
 )
@@ -43,6 +45,7 @@ def test_an_answer_tells_where_its_time_went() -> None:
     assert found.total("infill_committed_tokens_total") == 10
     assert found.total("infill_request_passes_total") == 4
     assert found.by("infill_context_tokens_total", "source") == {"encoded": 30, "reused": 90}
+    assert found.by("infill_snippets_total", "state") == {"used": 1, "late": 2}
     assert found.by("infill_proposed_tokens_total", "source") == {"mask": 0, "lookup": 6, "last": 0}
     assert found.by("infill_accepted_tokens_total", "source") == {"mask": 0, "lookup": 3, "last": 0}
 

@@ -21,7 +21,7 @@ from infill_engine.tokenizer import LineTokenizer
 from infill_engine.training.model import Row, Window
 
 #: Tokens of the suffix that serving affords, and of a snippet.
-SUFFIX, SNIPPET = EngineConfig().suffix_tokens, 256
+SUFFIX, SNIPPET = EngineConfig().suffix_tokens, EngineConfig().snippet_tokens
 
 
 class GapRecord(msgspec.Struct, frozen=True):
