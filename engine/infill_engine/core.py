@@ -255,14 +255,13 @@ class OpenFacts:
     #: Slots that a canvas may begin with, ascending. A canvas below the first is known to be filled badly.
     lengths: tuple[int, ...]
     #: How the gap's length is found. "end": it is cut at the first END of a canvas with room to spare. "elastic": the
-    #: policy grows and shrinks it. "calibrated": `lengths` are compared by what the first pass says of each (CAL,
-    #: arXiv 2602.00476).
+    #: policy grows and shrinks it. "calibrated": among `lengths` by what the first pass says of each.
     length: Literal["end", "elastic", "calibrated"]
     #: Ids that end the gap where they stand in a slot, `Facts.end_id` among them: the text is cut there.
     ends: frozenset[int]
-    #: "calibrated": the first pass's mean top probability that a canvas of so many slots has by its length alone, which
-    #: is taken off; (a, b) of a + b ln(slots). (0, 0) takes nothing off.
-    bias: tuple[float, float] = (0.0, 0.0)
+    #: "calibrated": the mean top probability B that a first pass has by its canvas's length alone, as (a, b, c, d, e) of
+    #: B(n) = a exp(-b n) + c exp(-d n) + e (CAL, appendix A); (0, 0, 0, 0, 1) corrects nothing.
+    bias: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 1.0)
     #: The most slots that the policy may grow a canvas to.
     most: int = 64
     #: Whether text before the gap is healed: taken back to a boundary, and written again by the first slots.

@@ -1,15 +1,22 @@
 """Commit policies: what a denoise step makes final.
 
-They see a canvas and what the unmask kernel read off its rows, never a model. Row i predicts slot frontier + i, up to
-the one behind the proposal; the masks' rows follow (`Canvas.group`).
+They see a canvas and what the unmask kernel read off its rows, never a model. Of a `Canvas`, row i predicts slot
+frontier + i, up to the one behind the proposal; the masks' rows follow (`Canvas.group`). Of an `OpenCanvas`, row i
+predicts the i-th open slot.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from functools import lru_cache
+from itertools import pairwise, takewhile
+from typing import Literal
 
-from infill_engine.core import Canvas, Rows, agreement
+import torch
+from torch import Tensor
+
+from infill_engine.core import Canvas, Noise, OpenCanvas, OpenPolicy, Reading, Rows, agreement
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +54,158 @@ class ConfidencePolicy:
         while count < len(probs) and probs[count] >= self.threshold:
             count += 1
         return canvas.commit(tokens[: min(count, canvas.size - canvas.frontier)])
+
+
+@dataclass(frozen=True, slots=True)
+class ThresholdPolicy:
+    """Pins every open slot whose token is as probable as the threshold, and the most probable one in any case
+    (Fast-dLLM, arXiv 2505.22618, section 3.3)."""
+
+    threshold: float = 0.9
+
+    def reading(self, canvas: OpenCanvas) -> Reading:
+        return Reading()
+
+    def step(self, canvas: OpenCanvas, rows: Rows, noise: Noise) -> OpenCanvas:
+        order = _descending(rows.prob)
+        sure = takewhile(lambda row: rows.prob[row] >= self.threshold, order)
+        return _pin(canvas, rows, apart(canvas, rows.token, list(sure) or order[:1]))
+
+
+@dataclass(frozen=True, slots=True)
+class EntropyPolicy:
+    """Pins open slots in ascending order of entropy as long as those before have together no more than `bound` nats,
+    which bounds what is lost by taking them as independent (EB-sampler, arXiv 2505.24857, section 3)."""
+
+    bound: float = 0.1
+
+    def reading(self, canvas: OpenCanvas) -> Reading:
+        return Reading()
+
+    def step(self, canvas: OpenCanvas, rows: Rows, noise: Noise) -> OpenCanvas:
+        spent, accepted = 0.0, []
+        for row in _descending([-entropy for entropy in rows.entropy]):
+            if spent > self.bound:
+                break
+            accepted.append(row)
+            spent += rows.entropy[row]
+        return _pin(canvas, rows, apart(canvas, rows.token, accepted))
+
+
+@dataclass(frozen=True, slots=True)
+class StepsPolicy:
+    """Pins the surest open slots, so many a pass as make a canvas full in `steps` passes.
+
+    `order`: the surest are those with the most probable tokens (LLaDA's low-confidence remasking, arXiv 2502.09992,
+    section 2.4; MaskGIT, arXiv 2202.04200) or those with the least entropy (Dream, arXiv 2508.15487).
+    """
+
+    order: Literal["prob", "entropy"]
+    #: Passes that a canvas is to take; None: as many as it has slots, one a pass.
+    steps: int | None = None
+    #: How slots are spread over the steps. "even": the same number in each, those that are left over in the first
+    #: (LLaDA). "time": floor(open (1 - s / t)) from time t to s, times falling evenly from 1 to 0.001 (Dream); steps in
+    #: which that is none are left out.
+    spread: Literal["even", "time"] = "even"
+    #: At more than 0 tokens are drawn at it, else the most probable is taken.
+    temperature: float = 0.0
+    #: Whether the probability that counts is that at the temperature (Dream), or that at 1 (LLaDA).
+    tempered: bool = True
+
+    def reading(self, canvas: OpenCanvas) -> Reading:
+        if not self.temperature:
+            return Reading()
+        return Reading(self.temperature, 1.0) if self.tempered else Reading(1.0, self.temperature)
+
+    def step(self, canvas: OpenCanvas, rows: Rows, noise: Noise) -> OpenCanvas:
+        counts = _counts(canvas.size, self.steps or canvas.size, self.spread)
+        count = counts[canvas.step] if canvas.step < len(counts) else 1
+        sureness = rows.sample_prob if self.order == "prob" else [-entropy for entropy in rows.entropy]
+        return _pin(canvas, rows, _descending(sureness)[:count])
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticPolicy:
+    """Lets a canvas grow and shrink within, by two tokens that a model was trained to say of its length: a slot that
+    `expand_id` would fill becomes two open ones, and one that `delete_id` would fill is removed, with all open slots to
+    its right if `rest` (DreamOn, arXiv 2602.01326, section 3)."""
+
+    policy: OpenPolicy
+    mask_id: int
+    expand_id: int
+    delete_id: int
+    #: Slots beyond which it does not grow; nor does it after twice as many passes, lest it go on for ever.
+    most: int = 64
+    rest: bool = True
+
+    def reading(self, canvas: OpenCanvas) -> Reading:
+        reading = self.policy.reading(canvas)
+        if canvas.size < self.most and canvas.step < 2 * self.most:
+            return reading
+        return reading._replace(refused=(*reading.refused, self.expand_id))
+
+    def step(self, canvas: OpenCanvas, rows: Rows, noise: Noise) -> OpenCanvas:
+        after = self.policy.step(canvas, rows, noise)
+        deleted = [slot for slot in canvas.open if after.pinned[slot] and after.slots[slot] == self.delete_id]
+        if self.rest and deleted:
+            deleted = [slot for slot in canvas.open if slot >= deleted[0]]
+        for slot in reversed(canvas.open):  # from the right: those that are still to be seen stay where they are
+            if slot in deleted:
+                after = after.splice(slot, ())
+            elif after.pinned[slot] and after.slots[slot] == self.expand_id:
+                after = after.splice(slot, (self.mask_id,) * (2 if after.size < self.most else 1))
+        return after
+
+
+class SeededNoise:
+    """Torch's own generator: the same seed draws the same."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def gumbel(self, rows: int, vocab: int) -> Tensor:
+        uniform = torch.rand(rows, vocab, generator=self._generator)
+        return -(-uniform.clamp(min=1e-20).log()).log()
+
+    def ids(self, count: int, vocab: int) -> list[int]:
+        drawn: list[int] = torch.randint(vocab, (count,), generator=self._generator).tolist()
+        return drawn
+
+
+def apart(canvas: OpenCanvas, tokens: Sequence[int], accepted: Sequence[int]) -> list[int]:
+    """Of the rows that are accepted in one pass, the surest first, those that do not put the same token beside another.
+
+    Slots that are filled together do not see each other, so two neighbours may both hold what belongs into one of them:
+    that is where the stutter of parallel decoding begins. The less sure one waits for the next pass.
+    """
+    slots, taken = canvas.open, dict[int, int]()
+    for row in accepted:
+        slot, token = slots[row], tokens[row]
+        if token not in (taken.get(slot - 1), taken.get(slot + 1)):
+            taken[slot] = token
+    return [row for row, slot in enumerate(slots) if slot in taken]
+
+
+def _pin(canvas: OpenCanvas, rows: Rows, which: Sequence[int]) -> OpenCanvas:
+    """One step further, with the samples of some rows final."""
+    slots = canvas.open
+    return canvas.seen(rows).pin({slots[row]: (rows.sample[row], rows.sample_prob[row]) for row in which})
+
+
+def _descending(values: Sequence[float]) -> list[int]:
+    """The indices of values from the greatest on, the first of equals first."""
+    return sorted(range(len(values)), key=lambda i: -values[i])
+
+
+@lru_cache(1024)
+def _counts(slots: int, steps: int, spread: Literal["even", "time"]) -> list[int]:
+    """How many slots each pass of `StepsPolicy` pins."""
+    if spread == "even":
+        counts = [slots // steps + (step < slots % steps) for step in range(steps)]
+    else:
+        counts, left = [], slots
+        times = torch.linspace(1, 1e-3, steps + 1)  # in fp32 as published: rounding decides what floor makes of it
+        for time, following in pairwise(times):
+            counts.append(int(left * (1 - following / time)) if len(counts) < steps - 1 else left)
+            left -= counts[-1]
+    return [count for count in counts if count]
