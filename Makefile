@@ -11,7 +11,7 @@ WHEELS := anyio attrs cattrs click gguf h11 httpcore idna lsprotocol markdown-it
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test check format e2e bench wheels weights clean
+.PHONY: help demo test check format settings e2e bench wheels weights clean
 .DEFAULT_GOAL := help
 
 help:  ## lists the commands
@@ -33,6 +33,9 @@ check: $(READY)  ## formatting, lint and types
 format: $(READY)  ## formats the Python code
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+settings: $(READY)  ## writes the settings' schemas, tables and manifest anew, from their definition
+	@$(BIN)/python -m infill_lsp.reference
 
 e2e: weights  ## drives a real Neovim and a real VS Code (installs both under tests/e2e/.tools)
 	@bash tests/e2e/run.sh

@@ -326,6 +326,19 @@ class _Rules:
         return None
 
 
+class Patterns:
+    """Patterns as in a `.gitignore` at the top of a folder, on their own."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self._rules = _rules(patterns)
+
+    def match(self, path: str) -> bool:
+        """Whether a file, or a folder that it is in, matches."""
+        names = path.split("/")
+        folders = ("/".join(names[:depth]) + "/" for depth in range(1, len(names)))
+        return any(self._rules.says(each) for each in (*folders, path))
+
+
 class Ignore:
     """The rules of one workspace folder, each read when it is first needed. Not thread-safe.
 

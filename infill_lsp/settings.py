@@ -272,6 +272,7 @@ class Effective:
     """The settings that hold, by which source each does, and what was not used."""
 
     settings: Settings
+    values: Mapping[Key, Any]
     sources: Mapping[Key, str]
     problems: tuple[str, ...]
 
@@ -314,7 +315,7 @@ def settle(layers: Sequence[Layer], workspace: Sequence[Layer] = ()) -> Effectiv
             if not _keeps(holds, theirs):
                 may = f"can only {field.workspace}" if field.workspace else "cannot set this"
                 problems.append(f"{layer.source}: {'.'.join(key)}: a workspace {may}; {_shown(ours)} stays")
-    return Effective(_build(Settings, (), values), sources, tuple(problems))
+    return Effective(_build(Settings, (), values), values, sources, tuple(problems))
 
 
 def parse(options: object) -> tuple[Settings, list[str]]:

@@ -40,11 +40,10 @@ class Infill implements vscode.Disposable {
     this.log.show();
   }
 
-  /** Tells a running server what the settings are now. */
-  async sendSettings(): Promise<void> {
+  /** Tells a running server that settings changed: it asks for them. */
+  async settingsChanged(): Promise<void> {
     if (this.client?.isRunning()) {
-      const settings = { infill: serverSettings() };
-      await this.client.sendNotification('workspace/didChangeConfiguration', { settings });
+      await this.client.sendNotification('workspace/didChangeConfiguration', { settings: {} });
     }
   }
 
@@ -70,12 +69,13 @@ class Infill implements vscode.Disposable {
       { command: server.path },
       {
         documentSelector: documents,
-        initializationOptions: serverSettings,
         outputChannel: this.log,
         middleware: {
           workspace: {
             configuration: (params) =>
-              params.items.map((item) => (item.section === 'infill' ? serverSettings() : null)),
+              params.items.map(({ section, scopeUri }) =>
+                section === 'infill' ? serverSettings(scopeUri ? vscode.Uri.parse(scopeUri) : undefined) : null,
+              ),
           },
         },
       },
@@ -137,7 +137,7 @@ export function activate(context: vscode.ExtensionContext): void {
       if (event.affectsConfiguration('infill.server')) {
         void infill.restart();
       } else if (event.affectsConfiguration('infill')) {
-        void infill.sendSettings();
+        void infill.settingsChanged();
       }
     }),
     vscode.workspace.onDidGrantWorkspaceTrust(() => infill.restart()),

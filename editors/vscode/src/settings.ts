@@ -1,27 +1,38 @@
-/** What the server is told. It rejects settings that it does not know, so what is ours alone stays here. */
+/** What the server is told. It rejects settings that it does not know, so what is the extension's alone stays here. */
 
-import { workspace } from 'vscode';
+import { workspace, type Uri } from 'vscode';
 
-/** The settings that the manifest declares, but for `infill.server`, as the nested object the server expects.
+import manifest from '../package.json';
+
+/** The server's settings are the first section of the manifest, which is made from the server's own definition. */
+const shared = manifest.contributes.configuration[0]?.properties ?? {};
+const names = Object.keys(shared).map((name) => name.slice('infill.'.length));
+
+/** What a person set for a folder, or for none, as the nested object that the server expects.
  *
- * Only these: a workspace could bring others, and the server would believe that a person chose them.
+ * Not the defaults: those would hide what `infill.toml` says. Only names of the manifest: a workspace could bring others,
+ * and the server would believe that a person chose them.
  */
-export function serverSettings(): Record<string, unknown> {
-  const configuration = workspace.getConfiguration('infill');
-  const python = configuration.get<string>('engine.python', '');
-  return {
-    enabled: configuration.get('enabled'),
-    model: configuration.get('model'),
-    maxLines: configuration.get('maxLines'),
-    deadline: {
-      automatic: configuration.get('deadline.automatic'),
-      invoked: configuration.get('deadline.invoked'),
-    },
-    ...(python === '' ? {} : { engine: { python } }),
-    priming: {
-      enabled: configuration.get('priming.enabled'),
-      exclude: configuration.get('priming.exclude'),
-    },
-    logLevel: configuration.get('logLevel'),
-  };
+export function serverSettings(folder?: Uri): object {
+  const configuration = workspace.getConfiguration('infill', folder);
+  const settings: Nested = {};
+  for (const name of names) {
+    const found = configuration.inspect(name);
+    if ((found?.workspaceFolderValue ?? found?.workspaceValue ?? found?.globalValue) !== undefined) {
+      put(settings, name.split('.'), configuration.get(name));
+    }
+  }
+  return settings;
+}
+
+interface Nested {
+  [name: string]: unknown;
+}
+
+function put(settings: Nested, [first = '', ...rest]: string[], value: unknown): void {
+  if (rest.length === 0) {
+    settings[first] = value;
+  } else {
+    put((settings[first] ??= {}) as Nested, rest, value);
+  }
 }
