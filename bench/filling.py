@@ -8,6 +8,7 @@ where it was: each row has a file, named by all that its texts depend on but the
 from __future__ import annotations
 
 import random
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,10 +23,13 @@ from infill_engine import models
 from infill_engine.config import EngineConfig
 from infill_engine.core import Canvas, CommitPolicy, Contexts, Rows, complete
 from infill_engine.engine import Engine
+from infill_engine.memory import Memory
 from infill_engine.policy import VerifiedPolicy
 from infill_engine.protocol import Candidate, Final, InfillRequest
 from infill_engine.tokenizer import Codec, Healed, LineTokenizer
 from infill_engine.training.corpus import Document, documents
+from infill_engine.workspace import Workspace
+from infill_engine.workspaces import Workspaces
 from infill_kernels import logits
 from msgspec.structs import replace
 
@@ -33,7 +37,7 @@ from bench.score import Filled, similarity
 from infill_lsp.core import Gap, Silence, Snapshot, Trigger
 from infill_lsp.extraction import cut
 from infill_lsp.gaps import Authored, Made, author, snapshot
-from infill_lsp.postprocess import _to_best_end, edit
+from infill_lsp.postprocess import edit, tidied, to_end
 from infill_lsp.settings import Settings
 
 T = TypeVar("T")
@@ -59,6 +63,8 @@ MOST_FILES = 50
 AUTHORED, TRIES = 24, 40
 #: No decoder is hurried: what it writes does not depend on the machine.
 DEADLINE_MS = 600_000
+#: Characters of a package that are remembered.
+PROJECT = 400_000
 #: Tokens of each part of the pass that tells one set of weights from another.
 PROBE = 64
 
@@ -69,6 +75,8 @@ class Case:
 
     index: int
     package: str
+    #: Of its document in the package; "" where it is of none.
+    path: str
     made: str
     snapshot: Snapshot
     gap: Gap
@@ -80,19 +88,19 @@ class Case:
     def of(
         cls,
         index: int,
-        package: str,
-        language: str,
-        text: str,
+        document: Document,
         missing: Authored,
         trigger: Trigger = "automatic",
         passes: Callable[[str], bool] | None = None,
     ) -> Case | None:
-        """The case of a text without its part that is missing; None where the product asks for nothing."""
-        at = snapshot(text, language, missing, "gap")
+        """The case of a document without its part that is missing; None where the product asks for nothing."""
+        text = document.text
+        at = snapshot(text, document.language, missing, "gap")
         gap = cut(at, trigger)
         if isinstance(gap, Silence):
             return None
-        return cls(index, package, missing.made, at, gap, text[missing.start : missing.end], passes)
+        truth = text[missing.start : missing.end]
+        return cls(index, document.package, document.path, missing.made, at, gap, truth, passes)
 
     def filled(self, text: str, replaced: int = 0) -> str:
         """The document with `text` in place of the first `replaced` characters after the cursor."""
@@ -116,7 +124,7 @@ def held_out(folder: Path, seed: int) -> Callable[[int], Case]:
             (package,) = choose.choices(list(shelf), [min(len(files), MOST_FILES) for files in shelf.values()])
             document = choose.choice(shelf[package])
             for of in author(document.text, document.language, choose, AUTHORED):
-                if of.made == made and (case := Case.of(index, package, document.language, document.text, of)):
+                if of.made == made and (case := Case.of(index, document, of)):
                     return case
         raise ValueError(f"no gap of the kind {made} was found in {language}: choose another --seed")
 
@@ -175,8 +183,16 @@ class Model:
             nats = -scores[:, ids[0 : len(scores)]].diagonal().mean().item()
         return f"{self.engine.dtype}-{nats:.4f}"
 
-    def decoder(self, proposals: int, masks: bool, policy: CommitPolicy | None, healing: bool) -> Engine:
-        """An engine of the same weights that decodes in another way. What it encoded it shares with the others."""
+    def decoder(
+        self,
+        proposals: int,
+        masks: bool,
+        policy: CommitPolicy | None,
+        healing: bool = True,
+        workspaces: Workspaces | None = None,
+    ) -> Engine:
+        """An engine of the same weights that decodes in another way. What it encoded it shares with the others.
+        workspaces: of what is remembered; None: nothing is, of the open file neither."""
         engine = self.engine
         config = EngineConfig(
             model=engine.name,
@@ -185,7 +201,9 @@ class Model:
             proposal_tokens=proposals,
             masks=None if masks else 0,
         )
-        other = Engine(engine.name, engine._denoiser, self.codec, config, policy, engine.device, engine.dtype)
+        memory = Memory(len(self.codec.tokens)) if workspaces is not None else None
+        rest = policy, engine.device, engine.dtype, memory, workspaces
+        other = Engine(engine.name, engine._denoiser, self.codec, config, *rest)
         other._cache = engine._cache
         if not healing:
             other._tokenizer = _Unhealed(self.codec)
@@ -288,6 +306,8 @@ class Row:
     #: Whether the truth is written for the model, so that only where it ends is its own.
     forced: bool = False
     healing: bool = True
+    #: Whether the open file and the other files of its package are remembered.
+    memory: bool = False
     #: Only so many of the gaps.
     most: float = inf
 
@@ -317,13 +337,39 @@ class Store:
             file.write(msgspec.json.encode(filled) + b"\n")
 
 
+class Projects(Workspaces):
+    """The packages of held-out documents as workspaces, each remembered when a gap of it first comes up."""
+
+    def __init__(self, corpus: Path, codec: Codec) -> None:
+        self._home = tempfile.TemporaryDirectory(prefix="infill-")
+        super().__init__(Path(self._home.name), codec)
+        self._corpus, self._filled = corpus, set[str]()
+
+    def of(self, name: str) -> Workspace:
+        """The workspace of a package: its files, up to so many characters, in an order that does not depend on them."""
+        workspace = super().of(name)
+        if name not in self._filled:
+            self._filled.add(name)
+            tokenizer, room = LineTokenizer(self._codec), PROJECT
+            files = [document for document in documents(self._corpus, "held") if document.package == name]
+            random.Random(name).shuffle(files)
+            for document in files:
+                if len(document.text) <= room:
+                    room -= len(document.text)
+                    workspace.put(document.path, "", tokenizer.encode(document.text))
+            workspace.merge()
+        return workspace
+
+
 class Runner:
     """Loads models when they are needed, and fills gaps with rows of them."""
 
-    def __init__(self, configs: dict[str, EngineConfig], folder: Path) -> None:
-        """folder: of the files."""
+    def __init__(self, configs: dict[str, EngineConfig], folder: Path, corpus: Path) -> None:
+        """folder: of the files; corpus: where gaps come from, for what is remembered of their packages."""
         self._configs = configs
         self._folder = folder
+        self._corpus = corpus
+        self._projects: dict[str, Projects] = {}
         self._models: dict[EngineConfig, Model] = {}
         self._decoders: dict[Row, tuple[Engine, Forced | None]] = {}
         self._stores: dict[Path, Store] = {}
@@ -341,7 +387,12 @@ class Runner:
     def store(self, row: Row, suite: str) -> Store:
         """What is there of a row over a suite of gaps. Rows that differ in name only share it."""
         parts = [suite, self.model(row.model).fingerprint, row.ask.__name__, f"proposals-{row.proposals}"]
-        marks = (("masks", row.masks), ("forced", row.forced), ("unhealed", not row.healing))
+        marks = (
+            ("masks", row.masks),
+            ("forced", row.forced),
+            ("unhealed", not row.healing),
+            ("memory", row.memory),
+        )
         path = self._folder / ("_".join([*parts, *(mark for mark, on in marks if on)]) + ".jsonl")
         if path not in self._stores:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -365,13 +416,16 @@ class Runner:
         model = self.model(row.model)
         engine, forced = self._decoder(row)
         request = row.ask(case, model)
+        if row.memory:
+            request = replace(request, workspace=case.package, path=case.path)
         torch.set_num_threads(model.threads)
         if forced:
             forced.begin(tokens_of(case.truth, request, engine._tokenizer))
         complete(engine.prime(request))
         began = time.perf_counter()
-        candidate, final = answer(engine, request)
+        written, final = answer(engine, request)
         ms = (time.perf_counter() - began) * 1000
+        candidate = tidied(case.snapshot, written)
         shown, rest, replaced = _shown(case, candidate)
         tail = case.gap.tail
         return Filled(
@@ -383,7 +437,7 @@ class Runner:
             truth=case.truth,
             tail=tail,
             candidate=candidate,
-            chosen=_to_best_end(candidate, case.gap),
+            chosen=to_end(case.snapshot, case.gap, candidate),
             shown=shown,
             rest=rest,
             similarity=similarity(shown, case.truth + tail[: len(tail) - len(rest)]),
@@ -402,7 +456,10 @@ class Runner:
             model = self.model(row.model)
             forced = Forced(model.engine._denoiser.facts.end_id) if row.forced else None
             policy = forced or VerifiedPolicy(model.engine._config.mask_prob)
-            self._decoders[row] = model.decoder(row.proposals, row.masks, policy, row.healing), forced
+            if row.memory and row.model not in self._projects:
+                self._projects[row.model] = Projects(self._corpus, model.codec)
+            projects = self._projects[row.model] if row.memory else None
+            self._decoders[row] = model.decoder(row.proposals, row.masks, policy, row.healing, projects), forced
         return self._decoders[row]
 
 
@@ -410,7 +467,7 @@ def _shown(case: Case, candidate: Candidate) -> tuple[str, str, int]:
     """What the product's edit inserts, what stays of the tail behind it, and how much of the tail it replaces. Where
     the text ends with what it replaces, as in `a)` for `)`, that counts as what stays."""
     of = edit(case.snapshot, case.gap, candidate)
-    if of is None:
+    if isinstance(of, Silence):
         return "", case.gap.tail, 0
     tail, replaced = case.snapshot.tail, of.end - of.start
     if replaced and of.text.endswith(tail[:replaced]):

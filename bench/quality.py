@@ -26,6 +26,7 @@ from infill_engine import smollm
 from infill_engine.config import EngineConfig
 from infill_engine.core import ModelError
 from infill_engine.protocol import cache_dir
+from infill_engine.training.corpus import Document
 from rich.progress import track
 
 from bench import gate, humaneval
@@ -48,15 +49,17 @@ OURS = Row("ours, one token a pass", "ours", with_suffix)
 MASKS = replace(OURS, name="ours, masks", masks=True)
 LOOKUP = replace(OURS, name="ours, look-up", proposals=EngineConfig().proposal_tokens)
 BOTH = replace(LOOKUP, name="ours, look-up and masks", masks=True)
-DECODERS = (BASE, BASE_TEXT, BASE_BLOCK, OURS, MASKS, LOOKUP, BOTH)
+BASE_MEMORY = replace(BASE_BLOCK, name="base, suffix as a block, memory", proposals=LOOKUP.proposals, memory=True)
+MEMORY = replace(BOTH, name="ours, memory and masks", memory=True)
+DECODERS = (BASE, BASE_TEXT, BASE_BLOCK, BASE_MEMORY, OURS, MASKS, LOOKUP, BOTH, MEMORY)
 #: The same with the truth written for them.
-FORCED = tuple(replace(row, forced=True) for row in (BASE, BASE_TEXT, BASE_BLOCK, OURS))
+FORCED = tuple(replace(row, forced=True) for row in (BASE_BLOCK, OURS))
 ABLATIONS = (
     replace(OURS, name="ours, without the suffix", ask=without_suffix),
     replace(OURS, name="ours, the text before the gap tokenised as it stands", healing=False),
 )
 BF16 = replace(OURS, name="ours, bf16", model="ours bf16", most=TYPE_GAPS)
-PROBLEMS = (BASE, BASE_TEXT, OURS, BOTH)
+PROBLEMS = (BASE, BASE_TEXT, BASE_BLOCK, OURS, BOTH)
 
 #: A stratum in which the gate shows something this seldom is called silent.
 SILENT = 0.2
@@ -89,7 +92,12 @@ class Results:
 
     @property
     def served(self) -> Sequence[Filled]:
-        """The best of our decoders that is there: their texts are the same, but not how soon."""
+        """As the product fills gaps: with the memory."""
+        return self.decoders[MEMORY.name] if MEMORY.name in self.decoders else self.alone
+
+    @property
+    def alone(self) -> Sequence[Filled]:
+        """The best of our decoders without the memory that is there: their texts are the same, but not how soon."""
         return next(self.decoders[row.name] for row in (BOTH, LOOKUP, OURS) if row.name in self.decoders)
 
 
@@ -98,7 +106,8 @@ class Results:
 
 def run(arguments: argparse.Namespace) -> dict[str, dict[str, tuple[str, int]]]:
     """Runs what is missing; returns for each suite the file of each row, and of how many gaps its tables are."""
-    runner = Runner(configs(arguments.model, arguments.dtype, arguments.threads), cache_dir() / "bench" / "quality")
+    named = configs(arguments.model, arguments.dtype, arguments.threads)
+    runner = Runner(named, cache_dir() / "bench" / "quality", arguments.corpus)
     files: dict[str, dict[str, tuple[str, int]]] = {}
 
     def fill(name: str, suite: str, rows: Sequence[Row], count: int, draw: Callable[[int], Case]) -> None:
@@ -126,9 +135,7 @@ def case_of(problems: Sequence[humaneval.Problem], index: int) -> Case:
     problem = problems[index]
     case = Case.of(
         index,
-        problem.task_id,
-        "python",
-        problem.text,
+        Document(problem.task_id, "python", "", problem.text),
         Authored("line", *problem.hole),
         "invoked",
         lambda document: humaneval.passes(problem.program(document)),
@@ -310,13 +317,17 @@ class Shown:
 
     @classmethod
     def of(cls, results: Results) -> Shown:
-        base = [gate.Options.of(filled) for filled in results.decoders[BASE_BLOCK.name]]
-        ours = [gate.Options.of(filled) for filled in results.served]
+        texts = {
+            "base with its suffix block": results.decoders[BASE_BLOCK.name],
+            "base with its suffix block and the memory": results.decoders.get(BASE_MEMORY.name),
+            "ours": results.alone,
+            "ours with the memory": results.served if results.served is not results.alone else None,
+        }
+        options = {name: [gate.Options.of(one) for one in filled] for name, filled in texts.items() if filled}
         ways = {
-            "base with its suffix block, running product": gate.judge(base, gate=False),
-            "base with its suffix block, gate": gate.judge(base, gate=True),
-            "ours, running product": gate.judge(ours, gate=False),
-            "ours, gate": gate.judge(ours, gate=True),
+            f"{name}, {'gate' if by_gate else 'running product'}": gate.judge(of, gate=by_gate)
+            for name, of in options.items()
+            for by_gate in (False, True)
         }
         names = list(ways)
         return cls(ways, names[-1], names[0])

@@ -40,7 +40,7 @@ BEFORE, AFTER = "def add(a, b):\n    total = ", "\n    return total\n"
 
 def case(truth: str = "a + b", before: str = BEFORE, after: str = AFTER) -> Case:
     missing = Authored("rest", len(before), len(before + truth))
-    found = Case.of(0, "package", "python", before + truth + after, missing)
+    found = Case.of(0, Document("package", "python", "a.py", before + truth + after), missing)
     assert found is not None
     return found
 
@@ -54,7 +54,7 @@ class Fakes(Runner):
     """A runner of models that are there already."""
 
     def __init__(self, folder: Path, **fakes: Model) -> None:
-        super().__init__({name: EngineConfig() for name in fakes}, folder)
+        super().__init__({name: EngineConfig() for name in fakes}, folder, folder / "corpus")
         self.fakes = fakes
 
     def model(self, name: str) -> Model:
@@ -141,6 +141,20 @@ def test_no_decoder_profits_from_what_another_wrote_there(tmp_path):
     for ask in (with_suffix, without_suffix):
         of = runner.fill(Row("", "fake", ask), case())
         assert of.steps == of.tokens + 1
+
+
+def test_other_files_of_the_package_are_remembered_where_a_row_asks_for_it(tmp_path):
+    text = "def area(width, height):\n    total = width * height + margin\n    return total\n"
+    with gzip.open(tmp_path / "held.jsonl.gz", "wb") as file:
+        for package, path, written in (("package", "a.py", ""), ("package", "b.py", text), ("other", "b.py", "")):
+            file.write(msgspec.json.encode(Document(package, "python", path, written)) + b"\n")
+    runner = Fakes(tmp_path, fake=model({"total = ": "width * height + margin"}))
+    runner._corpus = tmp_path
+    without = runner.fill(Row("", "fake", with_suffix, proposals=4), case())
+    remembered = runner.fill(Row("", "fake", with_suffix, proposals=4, memory=True), case())
+    elsewhere = runner.fill(Row("", "fake", with_suffix, proposals=4, memory=True), replace(case(), package="other"))
+    assert without.shown == remembered.shown == elsewhere.shown == "width * height + margin"
+    assert remembered.steps < without.steps == elsewhere.steps
 
 
 @pytest.mark.parametrize(
@@ -261,7 +275,7 @@ def test_the_whole_command_writes_its_page_its_plot_and_its_gate(tmp_path, monke
     assert "| single-line | 1 | base, prefix only | 100.0%" in page
     assert "12 gaps, drawn by seed 1" in page
     assert (tmp_path / "PLOT").read_text().startswith("<svg")
-    assert json.loads((tmp_path / "FITTED").read_text())["threshold"] > 0
+    assert json.loads((tmp_path / "FITTED").read_text())["thresholds"]["balanced"] > 0
     monkeypatch.setattr("sys.argv", ["quality", "--cached"])
     monkeypatch.setattr(quality, "configs", lambda model, dtype, threads: {})
     quality.main()
