@@ -1,4 +1,4 @@
-"""The command `infill-lsp`: the server on stdio or TCP, `doctor`, and `gaps`. Words and exit codes, no other logic.
+"""The command `infill-lsp`: the server on stdio or TCP, `doctor`, `settings`, `gaps`. Words and exit codes, no more.
 
 On stdio, stdout is the protocol's alone; what is for people goes to stderr. Exit codes: 0 done, 1 a fault,
 2 wrong usage or a port that cannot be had.
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        return {"doctor": _doctor, "gaps": _gaps}.get(options.command, _serve)(options)
+        return {"doctor": _doctor, "gaps": _gaps, "settings": _settings}.get(options.command, _serve)(options)
     except KeyboardInterrupt:
         return 130
 
@@ -57,6 +57,8 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="check the installation with a real completion")
     doctor.add_argument("--model", default="embedded", help="as infill.model (default: %(default)s)")
     doctor.add_argument("--python", default=sys.executable, help="as infill.engine.python (default: this one)")
+    settings = commands.add_parser("settings", help="show what is set for a folder, and where; but for the editor's")
+    settings.add_argument("folder", type=Path, nargs="?", default=Path(), help="a workspace folder (default: this one)")
     gaps = commands.add_parser("gaps", help="cut gaps out of the corpus, to train and measure the embedded model with")
     gaps.add_argument("--corpus", type=Path, required=True, metavar="DIR", help="what `infill-engine corpus` wrote")
     gaps.add_argument("--split", choices=("train", "held"), required=True)
@@ -99,7 +101,8 @@ def _port(text: str) -> int:
 def _serve(options: argparse.Namespace) -> int:
     # The classes of lsprotocol stay for good: to collect among them costs a tenth of the time to start.
     gc.disable()
-    from infill_lsp.server import create_server, serve_stdio, serve_tcp, set_log_level
+    from infill_lsp.server import create_server, set_log_level
+    from infill_lsp.transport import serve_stdio, serve_tcp
 
     gc.freeze()
     gc.enable()
@@ -137,6 +140,29 @@ def _doctor(options: argparse.Namespace) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # A terminal without check marks gets question marks.
     return 0 if asyncio.run(examine(options.model, options.python)) else 1
+
+
+def _settings(options: argparse.Namespace) -> int:
+    import json
+
+    from infill_lsp.sources import Sources
+
+    if not options.folder.is_dir():
+        return _fail(f"{options.folder} is no folder", 2)
+    folder = options.folder.resolve().as_uri()
+    sources = Sources()
+    sources.take(sources.look([folder]))
+    effective = sources.effective(folder)
+    rows = [
+        (".".join(key), json.dumps(value, ensure_ascii=False), effective.sources[key])
+        for key, value in effective.values.items()
+    ]
+    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:2]]
+    for name, shown, source in rows:
+        print(f"{name:{widths[0]}}  {shown:{widths[1]}}  {source}")
+    for problem in effective.problems:
+        print(f"! {problem}", file=sys.stderr)
+    return 1 if effective.problems else 0
 
 
 def _gaps(options: argparse.Namespace) -> int:

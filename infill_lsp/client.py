@@ -219,6 +219,17 @@ class EngineClient:
                 process = None  # It met another one, which has ended since.
             await asyncio.sleep(POLL_S)
 
+    async def stop(self) -> None:
+        """Ends the engine, if one runs, once it has answered what it was asked. Raises `EngineError` where it stays."""
+        await self._post_stop()
+        give_up = time.monotonic() + STOP_S
+        while time.monotonic() < give_up:
+            with contextlib.suppress(OutdatedEngine):
+                if await self.status() is None:
+                    return
+            await asyncio.sleep(POLL_S)
+        raise EngineError(f"the engine does not stop: end it with `{self._stop_command}`")
+
     async def aclose(self) -> None:
         """Closes the connections; the engine stays."""
         if self._connections is not None:
@@ -263,8 +274,7 @@ class EngineClient:
 
     async def _retire(self) -> None:
         """Ends an engine of an older version."""
-        with contextlib.suppress(httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException):
-            await self._pool().request("POST", f"{URL}/stop", extensions=_timeouts(CONTROL_S))
+        await self._post_stop()
         give_up = time.monotonic() + STOP_S
         while time.monotonic() < give_up:
             try:
@@ -273,6 +283,10 @@ class EngineClient:
             except OutdatedEngine:
                 await asyncio.sleep(POLL_S)
         raise EngineError(f"an engine of an older version does not stop: end it with `{self._stop_command}`")
+
+    async def _post_stop(self) -> None:
+        with contextlib.suppress(httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException):
+            await self._pool().request("POST", f"{URL}/stop", extensions=_timeouts(CONTROL_S))
 
     def _seconds_to_next_start(self) -> float:
         now = time.monotonic()

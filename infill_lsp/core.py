@@ -6,17 +6,40 @@ code points; rows and columns start at 0.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from tree_sitter import Tree
 
 Trigger = Literal["automatic", "invoked"]
 
-#: What a person wants there: the rest of a line that has begun, a whole line, several lines (a body), or a place
+#: How a gap lies in its lines: the rest of a line that has begun, a whole line, several lines (a body), or a place
 #: inside a line with more after it.
-Kind = Literal["rest", "line", "lines", "span"]
+Shape = Literal["rest", "line", "lines", "span"]
+
+#: What a person wants there: code of such a shape; something of a list of arguments or parameters; text in a string,
+#: a comment, or in what documents a definition; something else in place of a selection.
+Kind = Literal["rest", "line", "lines", "span", "arguments", "string", "comment", "docstring", "selection"]
+
+#: The shape that a gap of each kind has, or is nearest to: what is fitted knows shapes alone.
+SHAPES: Mapping[Kind, Shape] = {
+    "rest": "rest",
+    "line": "line",
+    "lines": "lines",
+    "span": "span",
+    "arguments": "span",
+    "string": "span",
+    "comment": "rest",
+    "docstring": "rest",
+    "selection": "lines",
+}
+
+#: Where a gap is over by itself: with its line; before the bracket, quote or keyword that closes what it is in (or
+#: with it, where that is missing: `Gap.closer`); before the next part of the same block or list; before the first line
+#: that is indented less than `Gap.min_indent`; at the document's end.
+Closes = Literal["line", "closer", "sibling", "dedent", "file"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +48,7 @@ class Snapshot:
 
     uri: str
     version: int
+    #: The editor's id of the language at the cursor: of a fence or a script where the cursor stands in one.
     language: str
     #: Lines without their line ends; always at least one (an empty document is one empty line).
     lines: tuple[str, ...]
@@ -32,8 +56,14 @@ class Snapshot:
     eol: str
     row: int
     column: int
-    #: The document's syntax tree over `"\n".join(lines)` in UTF-8, None where the language has no grammar.
+    #: The syntax tree over `"\n".join(lines)` in UTF-8, or over the rows of `within` in it; None where the language
+    #: has no grammar, or its parse is not ready.
     tree: Tree | None = None
+    #: First and last row of the language at the cursor where it is embedded in another one.
+    within: tuple[int, int] | None = None
+    #: Of a notebook's cell, what the cells before and after it say, LF only, as `Gap.prefix` and `Gap.suffix` have it.
+    before: str = ""
+    after: str = ""
 
     def __post_init__(self) -> None:
         assert 0 <= self.row < len(self.lines)
@@ -66,6 +96,14 @@ class Gap:
     max_lines: int
     #: Columns (tab = 8): a later line indented by less ends the gap; None where indentation says nothing.
     min_indent: int | None
+    #: Where the gap is over by itself.
+    closes: Closes = "line"
+    #: What the gap has to bring itself to close what it is in: a bracket, a quote, a keyword; "" where none is missing.
+    closer: str = ""
+    #: What the document indents by: spaces, or a tab.
+    indent_unit: str = "    "
+    #: First and last row of the innermost definition around the gap, None outside of definitions.
+    definition: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +127,39 @@ class Silence:
     """Why nothing is offered at the cursor, in words a person understands."""
 
     reason: str
+
+
+class Span(NamedTuple):
+    """A part of a document's text between two places (row, column); the two are the same between two characters."""
+
+    start: tuple[int, int]
+    end: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place whose text is to be written: a selection, a cursor, or a hole that somebody left in their code."""
+
+    span: Span
+    #: What is written ahead of the text in any case, LF only: a remark on it that stays, a new line's indentation.
+    lead: str = ""
+    #: What stands there until it is written, as other places see it, LF only.
+    blank: str = ""
+    #: The lines there should be room for, and the columns (tab = 8) that a later line is indented by at least; None: as
+    #: at a cursor there.
+    lines: int | None = None
+    min_indent: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """What belongs in place of a site's text."""
+
+    span: Span
+    #: LF only.
+    text: str
+    #: The probability that it is right as far as it goes.
+    sure: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The language server: from an editor's message to the domain and back.
+"""The language server: from an editor's message to the domain and back, and one editor's life from hello to goodbye.
 
 Handlers translate; what a gap is, how it is filled and what of it is worth showing is decided elsewhere. Of
 pygls it uses the message loop and the types, not the mirror of documents: that splits lines where LSP does
@@ -11,16 +11,13 @@ lsprotocol alone takes half a second.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hashlib
+import inspect
 import logging
 import os
-import stat
-import sys
-import threading
 import time
+import traceback
 import uuid
-from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -28,39 +25,38 @@ from typing import TYPE_CHECKING, Any
 
 from lsprotocol import types
 from pygls.exceptions import JsonRpcException, JsonRpcInternalError, JsonRpcInvalidParams
-from pygls.io_ import StdoutWriter, run_async
 from pygls.lsp.server import LanguageServer
 from pygls.protocol import LanguageServerProtocol, lsp_method
 
 from infill_lsp import __version__
-from infill_lsp.core import Edit, Gap, Silence, Snapshot, Trigger
+from infill_lsp.core import Edit, Snapshot
 from infill_lsp.settings import LogLevel, Settings, parse
+from infill_lsp.status import Board, Progress
 
 if TYPE_CHECKING:
-    from infill_engine.protocol import Candidate, Final, Frame
-    from pygls.io_ import AsyncWriter, Writer
+    from infill_engine.protocol import Final, Frame
+    from infill_engine.protocol import Status as EngineStatus
 
     from infill_lsp.client import EngineClient
     from infill_lsp.documents import Document
     from infill_lsp.filling import Status as IndexStatus
     from infill_lsp.folders import Folders
     from infill_lsp.index import Index
+    from infill_lsp.suggestions import Answer, Question, Suggestions
 
 log = logging.getLogger(__name__)
 
 #: Seconds between two looks at whether the editor's process still lives.
 EDITOR_POLL_S = 2.0
-#: Seconds an editor may take to agree to a progress bar: some never answer, and the engine's start waits for it.
-BAR_S = 2.0
 #: Seconds between two looks at how far an index is.
 INDEX_POLL_S = 0.25
-#: The only address served over TCP.
-HOST = "127.0.0.1"
 #: Editors that put an item into their buffers as it is, which hold LF in a CRLF file, too: Neovim 0.12 would show and
 #: keep each CR as a character.
 LF_EDITORS = frozenset({"Neovim"})
 #: An empty list takes away what is shown; null would leave it.
 NOTHING = types.InlineCompletionList([])
+
+RESTART, WHY, ACCEPTED = "infill.server.restartEngine", "infill.server.why", "infill.server.accepted"
 
 
 def create_server() -> InfillServer:
@@ -71,32 +67,26 @@ def create_server() -> InfillServer:
     server.feature(types.WORKSPACE_DID_CHANGE_CONFIGURATION)(configuration_changed)
     server.feature(types.WORKSPACE_DID_CHANGE_WORKSPACE_FOLDERS)(folders_changed)
     server.feature(types.TEXT_DOCUMENT_INLINE_COMPLETION, types.InlineCompletionOptions())(inline_completion)
-    server.feature("infill/status")(engine_status)
+    server.feature("infill/status")(status)
+    server.feature("infill/why")(why)
+    server.command(WHY)(because)
+    server.command(RESTART)(restart_engine)
     return server
 
 
 async def inline_completion(
     ls: InfillServer, params: types.InlineCompletionParams
 ) -> types.InlineCompletionList | None:
-    """One suggestion, an empty list where there is none, null where the question is out of date by then."""
-    from infill_lsp.extraction import cut
-    from infill_lsp.postprocess import edit
-
-    asked = time.monotonic()
-    trigger = _trigger(params.context)
-    snapshot = ls.snapshot(params)
-    if snapshot is None:
+    """What is offered at the cursor, an empty list where nothing is, null where the question is out of date by then."""
+    try:
+        question = ls.question(params.text_document.uri, params.position, params.context)
+        if question is None:
+            return NOTHING
+        answer = await ls.suggestions.ask(question)
+        return None if answer is None else ls.items(answer, question, params.context.selected_completion_info)
+    except Exception as error:  # An editor shows any error to the person, with each key.
+        ls.report_fault(error)
         return NOTHING
-    gap = cut(snapshot, trigger)
-    if isinstance(gap, Silence):
-        log.debug("nothing is offered: %s", gap.reason)
-        return NOTHING
-    candidate = await ls.fill(gap, snapshot, trigger, asked)
-    if not ls.is_current(snapshot):
-        return None
-    if candidate is None:
-        return NOTHING
-    return ls.answer(edit(snapshot, gap, candidate), snapshot, params.context.selected_completion_info)
 
 
 def initialize(ls: InfillServer, params: types.InitializeParams) -> None:
@@ -108,6 +98,8 @@ def initialize(ls: InfillServer, params: types.InitializeParams) -> None:
     infill = experimental.get("infill") if isinstance(experimental, dict) else None
     ls.wants_canvas = isinstance(infill, dict) and infill.get("canvas") is True
     ls.wants_timing = isinstance(infill, dict) and infill.get("timing") is True
+    ls.wants_status = isinstance(infill, dict) and infill.get("status") is True
+    ls.wants_refresh = isinstance(infill, dict) and infill.get("refresh") is True
     if params.workspace_folders is None and ls.workspace.root_uri:  # An editor from before there were several.
         ls.workspace.add_folder(types.WorkspaceFolder(ls.workspace.root_uri, ""))
     ls.watch_editor()
@@ -130,68 +122,37 @@ async def folders_changed(ls: InfillServer, _: types.DidChangeWorkspaceFoldersPa
     await ls.settle_folders()
 
 
-async def engine_status(ls: InfillServer, _: object) -> dict[str, Any]:
+async def status(ls: InfillServer, params: Any = None) -> dict[str, Any]:
     """`infill/status`: looks at the engine, and does not start it."""
-    from infill_lsp.client import EngineError
-
-    try:
-        status = await ls.engine.status()
-    except EngineError as error:
-        return _status("error", ls.settings.model, str(error))
-    if status is None:
-        return _status("stopped", ls.settings.model)
-    return _status(status.state, status.model, status.message, status.progress, status.device)
+    await ls.look_at_engine()
+    uri = _field(params, "textDocument", "uri")
+    reason = ls.silence(uri) if isinstance(uri, str) else ""
+    return {**ls.board.status, "state": "off", "message": reason} if reason else ls.board.status
 
 
-async def serve_stdio(server: InfillServer) -> None:
-    """Serves the editor at the other end of stdin and stdout, until it goes.
-
-    Raises `ValueError` if stdin is nothing an editor can be at the other end of, such as a file.
-    """
-    mode = os.fstat(sys.stdin.fileno()).st_mode
-    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or sys.stdin.isatty()):
-        raise ValueError("stdin is no pipe")
-    reader = _MessageReader()
-    protocol = asyncio.StreamReaderProtocol(reader)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin.buffer)
-    writer = StdoutWriter(sys.stdout.buffer)
-    with contextlib.redirect_stdout(sys.stderr):  # A stray print would be taken for a message.
-        await _serve(server, reader, writer)
+async def why(ls: InfillServer, params: Any) -> dict[str, Any]:
+    """`infill/why`: what is offered at a place, or why nothing is."""
+    uri, position = _field(params, "textDocument", "uri"), _field(params, "position")
+    line, character = _field(position, "line"), _field(position, "character")
+    if not (
+        isinstance(uri, str) and isinstance(line, int) and isinstance(character, int) and min(line, character) >= 0
+    ):
+        raise JsonRpcInvalidParams("infill/why takes {textDocument: {uri}, position}")
+    return await ls.why(uri, types.Position(line, character))
 
 
-async def serve_tcp(server: InfillServer, port: int, listening: Callable[[int], None]) -> None:
-    """Serves the first editor that connects to `port` of this machine (0: any), until it goes.
-
-    `listening` is told the port. Further editors are turned away: a server holds one editor's documents.
-    Raises `OSError` if the port cannot be had.
-    """
-    loop = asyncio.get_running_loop()
-    first: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = loop.create_future()
-
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if first.done():
-            log.warning("another editor was turned away: it needs an infill-lsp of its own")
-            writer.close()
-        else:
-            first.set_result((reader, writer))
-
-    listener = await loop.create_server(lambda: asyncio.StreamReaderProtocol(_MessageReader(), accept), HOST, port)
-    listening(listener.sockets[0].getsockname()[1])
-    try:
-        await _serve(server, *await first)
-    finally:
-        listener.close()
+async def because(ls: InfillServer, *arguments: Any) -> str:
+    """The command `infill.server.why` [{uri, position}], for editors without our plugin: shows the reason, too."""
+    where = arguments[0] if arguments else None
+    document = {"uri": _field(where, "uri")}
+    found = await why(ls, {"textDocument": document, "position": _field(where, "position")})
+    ls.window_show_message(types.ShowMessageParams(types.MessageType.Info, f"Infill: {found['reason']}"))
+    return str(found["reason"])
 
 
-async def _serve(server: InfillServer, reader: asyncio.StreamReader, writer: AsyncWriter | Writer) -> None:
-    server.protocol.set_writer(writer)
-    try:
-        await run_async(threading.Event(), reader, server.protocol, log, server.report_server_error)
-    except (asyncio.IncompleteReadError, ConnectionError):
-        log.warning("the editor went away in the middle of a message")
-    finally:
-        await server.leave_folders()
-        await server.leave_engine()
+async def restart_engine(ls: InfillServer, *_: Any) -> None:
+    """The command `infill.server.restartEngine`."""
+    await ls.restart_engine()
 
 
 def set_log_level(level: LogLevel) -> None:
@@ -219,17 +180,18 @@ class InfillServer(LanguageServer):
         self.wants_canvas = False
         #: Whether the editor's buffers hold LF whatever the file has.
         self.holds_lf = False
-        #: Whether it wants to know where a request's time went.
-        self.wants_timing = False
+        #: Whether it wants to know where a request's time went, how things are, and when to ask again.
+        self.wants_timing = self.wants_status = self.wants_refresh = False
+        self.client_id = uuid.uuid4().hex
         self.documents: dict[str, Document] = {}
-        #: The snapshot of each document's newest request.
-        self._newest: dict[str, Snapshot] = {}
-        self._client_id = uuid.uuid4().hex
+        self.board = Board(self._tell_status)
         self._engine: EngineClient | None = None
+        self._suggestions: Suggestions | None = None
         self._shown: set[str] = set()
         self._following: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._folders: Folders | None = None
+        self._asked = False
         #: Those that show how far the index of a folder is.
         self._filling: dict[Index, asyncio.Task[None]] = {}
         #: The engine's process that was last seen ready.
@@ -246,13 +208,25 @@ class InfillServer(LanguageServer):
         from infill_lsp.client import EngineClient
 
         if self._engine is None:
-            self._engine = EngineClient(self.settings.model, self.settings.engine.python)
+            self._engine = EngineClient(self.settings.model, self.settings.engine.interpreter)
         return self._engine
+
+    @property
+    def suggestions(self) -> Suggestions:
+        """Made when first needed."""
+        from infill_lsp.suggestions import Suggestions
+
+        if self._suggestions is None:
+            self._suggestions = Suggestions(self)
+        return self._suggestions
+
+    # Documents.
 
     def open_document(self, item: types.TextDocumentItem) -> None:
         from infill_lsp.documents import Document
 
-        self._newest.pop(item.uri, None)
+        if self._suggestions is not None:
+            self._suggestions.closed(item.uri)
         document = self.documents[item.uri] = Document(item.uri, item.language_id, item.version, item.text)
         if self._folders is not None:
             self._folders.open(item.uri, partial(getattr, document, "text"))
@@ -261,124 +235,135 @@ class InfillServer(LanguageServer):
         document = self.documents.get(params.text_document.uri)
         if document is None:
             log.warning("a change of a document that is not open is ignored")
-        else:
-            document.change(params.content_changes, params.text_document.version, self.encoding)
-            if self._folders is not None:
-                self._folders.edit(document.uri)
+            return
+        document.change(params.content_changes, params.text_document.version, self.encoding)
+        if self._suggestions is not None:
+            self._suggestions.changed(document.uri)
+        if self._folders is not None:
+            self._folders.edit(document.uri)
 
     def close_document(self, uri: str) -> None:
-        self._newest.pop(uri, None)
         self.documents.pop(uri, None)
+        if self._suggestions is not None:
+            self._suggestions.closed(uri)
         if self._folders is not None:
             self._folders.close(uri)
 
-    def snapshot(self, params: types.InlineCompletionParams) -> Snapshot | None:
-        """The document as the request sees it, None where nothing is to be offered.
+    def snapshot(self, uri: str, position: types.Position) -> Snapshot | None:
+        """The document as it is, with the cursor at the editor's position; None where it is not open."""
+        document = self.documents.get(uri)
+        return None if document is None else document.snapshot(position.line, position.character, self.encoding)
 
-        The document's older requests are superseded. Where an entry of the completion menu is selected, the
-        snapshot is of the text with that entry accepted.
+    # Completions.
+
+    def question(self, uri: str, position: types.Position, context: types.InlineCompletionContext) -> Question | None:
+        """What the editor asks, None where nothing is to be offered.
+
+        Where an entry of the completion menu is selected, the snapshot is of the text with that entry accepted.
         """
-        document = self.documents.get(params.text_document.uri)
-        if document is None or not self.settings.enabled:
+        from infill_lsp.suggestions import Question
+
+        asked = time.monotonic()
+        snapshot = own = self.snapshot(uri, position)
+        selected = context.selected_completion_info
+        if own is not None and selected is not None:
+            start, end = self.snapshot(uri, selected.range.start), self.snapshot(uri, selected.range.end)
+            snapshot = start and end and _selected(own, start, end, selected.text)
+        if snapshot is None:
             return None
-        snapshot = document.snapshot(params.position.line, params.position.character, self.encoding)
-        if (selected := params.context.selected_completion_info) is not None:
-            start, end = selected.range.start, selected.range.end
-            accepted = _accepted(
-                document.snapshot(start.line, start.character, self.encoding),
-                document.snapshot(end.line, end.character, self.encoding),
-                selected.text,
-            )
-            if accepted is None:
-                return None
-            snapshot = accepted
-        self._newest[snapshot.uri] = snapshot
-        return snapshot
+        invoked = context.trigger_kind == types.InlineCompletionTriggerKind.Invoked
+        return Question(snapshot, "invoked" if invoked else "automatic", asked, real=snapshot is own)
 
-    def is_current(self, snapshot: Snapshot) -> bool:
-        """Whether no newer request, no edit and no close came after the request of `snapshot`."""
-        document = self.documents.get(snapshot.uri)
-        return (
-            document is not None and document.version == snapshot.version and self._newest.get(snapshot.uri) is snapshot
-        )
-
-    async def fill(self, gap: Gap, snapshot: Snapshot, trigger: Trigger, asked: float) -> Candidate | None:
-        """The engine's best text for the gap; None without one, or once the request is out of date.
-
-        The deadline runs from `asked`, in seconds of the monotonic clock. An engine that fails leaves the best text
-        so far, as the deadline does.
-        """
-        from infill_engine.protocol import Candidate, Final, Frame, InfillRequest
-
-        deadline = self.settings.deadline
-        deadline_ms = deadline.invoked if trigger == "invoked" else deadline.automatic
-        workspace = path = ""
-        if self._folders is not None:
-            workspace, path = self._folders.place(snapshot.uri)
-            self._folders.ask()
-        spent_ms = round(1000 * (time.monotonic() - asked))
-        request = InfillRequest(
-            client=self._client_id,
-            document=hashlib.sha256(snapshot.uri.encode(errors="replace")).hexdigest(),
-            version=snapshot.version,
-            language=snapshot.language,
-            prefix=gap.prefix,
-            head=gap.head,
-            tail=gap.tail,
-            suffix=gap.suffix,
-            workspace=workspace,
-            path=path,
-            max_lines=min(gap.max_lines, self.settings.max_lines),
-            min_indent=gap.min_indent,
-            priority="explicit" if trigger == "invoked" else "typed",
-            deadline_ms=max(1, deadline_ms - spent_ms),
-            frames=self.wants_canvas,
-        )
-        best = None
-        async with contextlib.aclosing(self.engine.infill(request)) as events:
-            async for event in events:
-                if not self.is_current(snapshot):
-                    return None
-                match event:
-                    case Candidate():
-                        best = event
-                    case Frame():
-                        self.protocol.notify("infill/canvas", _canvas(event, snapshot))
-                    case Final("end" | "limit" | "deadline"):
-                        if self.wants_timing:
-                            self.protocol.notify("infill/timing", _timing(event, snapshot))
-                    case Final("error", message):
-                        self.show(message, types.MessageType.Error)
-                        self.follow_engine()
-                    case Final("starting"):
-                        self.follow_engine()
-                    case Final():
-                        best = None
-        return best
-
-    def answer(
-        self, edit: Edit | None, snapshot: Snapshot, selected: types.SelectedCompletionInfo | None
+    def items(
+        self, answer: Answer, question: Question, selected: types.SelectedCompletionInfo | None
     ) -> types.InlineCompletionList:
-        """The edit in the editor's units. With an entry selected in its menu, it must go on from there."""
+        """The edits in the editor's units. With an entry selected in its menu, they must go on from there."""
+        snapshot, items = question.snapshot, []
+        for suggestion in answer.suggestions:
+            edit, text = suggestion.edit, self.as_inserted(suggestion.edit, snapshot)
+            where = self.range(edit, snapshot)
+            if selected is not None and not question.real:
+                if edit.start != edit.end:
+                    continue
+                text, where = selected.text + text, selected.range
+            accepted = types.Command("accepted", ACCEPTED, arguments=[suggestion.id])
+            items.append(types.InlineCompletionItem(text, range=where, command=accepted))
+        return types.InlineCompletionList(items) if items else NOTHING
+
+    def as_inserted(self, edit: Edit, snapshot: Snapshot) -> str:
+        """The edit's text with the line ends that the editor wants."""
+        return edit.text.replace(snapshot.eol, "\n") if self.holds_lf else edit.text
+
+    def range(self, edit: Edit, snapshot: Snapshot) -> types.Range:
+        """Where the edit is, in the editor's units."""
         from infill_lsp.documents import position
 
-        if edit is None or (selected is not None and edit.start != edit.end):
-            return NOTHING
-        text = edit.text.replace(snapshot.eol, "\n") if self.holds_lf else edit.text
-        if selected is not None:
-            item = types.InlineCompletionItem(selected.text + text, range=selected.range)
-        else:
-            start = position(snapshot.lines, edit.row, edit.start, self.encoding)
-            end = position(snapshot.lines, edit.row, edit.end, self.encoding)
-            item = types.InlineCompletionItem(text, range=types.Range(start, end))
-        return types.InlineCompletionList([item])
+        start = position(snapshot.lines, edit.row, edit.start, self.encoding)
+        end = position(snapshot.lines, edit.row, edit.end, self.encoding)
+        return types.Range(start, end)
+
+    async def why(self, uri: str, position: types.Position) -> dict[str, Any]:
+        """What is offered at a place, or why nothing is, in words."""
+        snapshot = self.snapshot(uri, position)
+        if snapshot is None:
+            return {"reason": "the document is not open", "shown": False}
+        answer = await self.suggestions.why(snapshot)
+        return {"reason": answer.reason, "shown": bool(answer.suggestions)}
+
+    def silence(self, uri: str) -> str:
+        """Why nothing is offered in a document at all; "" where something may be."""
+        from infill_lsp.core import Silence
+        from infill_lsp.extraction import cut
+
+        snapshot = self.snapshot(uri, types.Position(0, 0))
+        if snapshot is None:
+            return "the document is not open"
+        reason = self.settings.silence(snapshot.language, "invoked") or cut(snapshot, "invoked")
+        return reason.reason if isinstance(reason, Silence) else ""
+
+    # What suggestions need of their host.
+
+    def place(self, uri: str) -> tuple[str, str]:
+        self._asked = True
+        if self._folders is None:
+            return "", ""
+        self._folders.ask()
+        return self._folders.place(uri)
+
+    def busy(self) -> AbstractContextManager[None]:
+        return self.board.busy()
+
+    def heard(self, event: Frame | Final, snapshot: Snapshot) -> None:
+        from infill_engine.protocol import ANSWERED, Frame
+
+        if isinstance(event, Frame):
+            self.protocol.notify("infill/canvas", _canvas(event, snapshot))
+        elif event.reason in ANSWERED:
+            if self.wants_timing:
+                self.protocol.notify("infill/timing", _timing(event, snapshot))
+        elif event.reason in ("starting", "error"):
+            if event.reason == "error":
+                self.show(event.message, types.MessageType.Error)
+            self.follow_engine()
+
+    def improved(self, question: Question) -> None:
+        from infill_lsp.documents import position
+
+        if self.wants_refresh:
+            snapshot = question.snapshot
+            where = position(snapshot.lines, snapshot.row, snapshot.column, self.encoding)
+            place = {"position": {"line": where.line, "character": where.character}}
+            self.protocol.notify("infill/refresh", {**_document(snapshot), **place})
+
+    # The engine, the folders, and the end.
 
     async def settle(self) -> None:
         """Makes new settings take effect, and says what is wrong with them."""
         if self.settings.log_level is not None:
             set_log_level(self.settings.log_level)
-        wanted = (self.settings.model, self.settings.engine.python)
+        wanted = (self.settings.model, self.settings.engine.interpreter)
         if self._engine is not None and (self._engine.model, self._engine.python) != wanted:
+            self.suggestions.forget()
             if self._folders is not None:
                 await self._folders.tell_again()
             await self.leave_engine()
@@ -400,10 +385,17 @@ class InfillServer(LanguageServer):
                 self._folders = module.Folders(lambda: self.engine, self._show_index)
                 for uri, document in self.documents.items():
                     self._folders.open(uri, partial(getattr, document, "text"))
-                if self._newest:
-                    self._folders.ask()  # Somebody did so before.
+                if self._asked:
+                    self._folders.ask()
         priming = self.settings.priming
         await self._folders.settle(uris, indexed=priming.enabled, exclude=priming.exclude)
+
+    async def leave(self) -> None:
+        """The editor is gone."""
+        if self._suggestions is not None:
+            await self._suggestions.aclose()
+        await self.leave_folders()
+        await self.leave_engine()
 
     async def leave_folders(self) -> None:
         """Ends the indexes; what they know stays."""
@@ -437,6 +429,11 @@ class InfillServer(LanguageServer):
         """pygls would show its internals in a pop-up."""
         log.error("%s: %s", type(error).__name__, error)
 
+    def report_fault(self, error: Exception) -> None:
+        """A fault of ours, in the log: where it was, and not its text, which may quote a document's."""
+        where = "".join(traceback.format_tb(error.__traceback__))
+        log.error("a fault in infill-lsp: %s\n%s", type(error).__name__, where.rstrip())
+
     async def leave_engine(self) -> None:
         """Closes the way to the engine, which itself stays for other editors."""
         engine, following = self._engine, self._following
@@ -446,26 +443,66 @@ class InfillServer(LanguageServer):
         if engine is not None:
             await engine.aclose()
 
+    async def look_at_engine(self) -> None:
+        """Brings the status up to date, and does not start an engine."""
+        from infill_lsp.client import EngineError
+
+        try:
+            self._note(await self.engine.status())
+        except EngineError as error:
+            self.board.engine("error", self.settings.model, str(error))
+
+    async def restart_engine(self) -> None:
+        """Ends the engine, which another one takes the place of. Raises `JsonRpcException` where it does not end."""
+        from infill_lsp.client import EngineError
+
+        if self._following is not None:
+            self._following.cancel()
+            self._following = None
+        try:
+            await self.engine.stop()
+        except EngineError as error:
+            raise JsonRpcInternalError(str(error)) from None
+        self.board.engine("stopped", self.settings.model)
+        self._shown.clear()
+        if self.settings.enabled:
+            self.follow_engine()
+
+    def _note(self, status: EngineStatus | None) -> None:
+        if status is None:
+            self.board.engine("stopped", self.settings.model)
+        else:
+            self.board.engine(status.state, status.model, status.message, status.progress, status.device)
+
     async def _follow(self, engine: EngineClient) -> None:
         from infill_lsp.client import EngineError
 
-        progress = _Progress(self)
+        progress = Progress(self)
         try:
             async for status in engine.bring_up():
+                self._note(status)
                 if status.state == "error":
                     self.show(status.message, types.MessageType.Error)
                 elif status.state != "ready":
                     await progress.report(status.message, status.progress)
-                elif status.pid != self._engine_pid:
-                    self._engine_pid = status.pid
-                    if self._folders is not None:
-                        await self._folders.tell_again()
+                else:
+                    self.suggestions.ready()
+                    if status.pid != self._engine_pid:
+                        self._engine_pid = status.pid
+                        if self._folders is not None:
+                            await self._folders.tell_again()
         except EngineError as error:
+            self.board.engine("error", self.settings.model, str(error))
             self.show(str(error), types.MessageType.Error)
         finally:
             progress.end()
 
+    def _tell_status(self, status: dict[str, Any]) -> None:
+        if self.wants_status:
+            self.protocol.notify("infill/status", status)
+
     def _show_index(self, index: Index, status: IndexStatus) -> None:
+        self.board.folder(index.root, status.state, status.files, status.error)
         if status.error:
             self.show(status.error, types.MessageType.Warning)
         elif status.state == "filling" and status.total and index not in self._filling:
@@ -473,7 +510,7 @@ class InfillServer(LanguageServer):
             task.add_done_callback(lambda _: self._filling.pop(index, None))
 
     async def _follow_index(self, index: Index) -> None:
-        progress = _Progress(self)
+        progress = Progress(self)
         try:
             while (status := index.status).state == "filling" and status.total:
                 await progress.report(f"indexing {os.path.basename(index.root)}", status.done / status.total)
@@ -486,43 +523,6 @@ class InfillServer(LanguageServer):
             await asyncio.sleep(EDITOR_POLL_S)
         log.warning("the editor (process %d) is gone", editor)
         raise SystemExit(0)
-
-
-class _Progress:
-    """A progress bar in the editor, from the first report."""
-
-    def __init__(self, server: InfillServer) -> None:
-        window = server.client_capabilities.window
-        self._wanted = window is not None and bool(window.work_done_progress)
-        self._bar = server.work_done_progress
-        self._token: str | None = None
-        self._told = ""
-
-    async def report(self, message: str, progress: float | None) -> None:
-        """What is under way, and how much of it is done, 0 to 1; None where that is not known."""
-        if not self._wanted:
-            return
-        percentage = None if progress is None else round(100 * progress)
-        told = f"{message} {percentage}"
-        if self._token is None:
-            token = uuid.uuid4().hex
-            try:
-                # Shielded, for pygls takes an answer to what was cancelled for a fault.
-                await asyncio.wait_for(asyncio.shield(self._bar.create_async(token)), BAR_S)
-            except (TimeoutError, JsonRpcException) as error:
-                log.warning("the editor gives no progress bar: %s", str(error) or "no answer")
-                self._wanted = False
-                return
-            self._token = token
-            begin = types.WorkDoneProgressBegin("Infill", message=message, percentage=percentage)
-            self._bar.begin(token, begin)
-        elif told != self._told:
-            self._bar.report(self._token, types.WorkDoneProgressReport(message=message, percentage=percentage))
-        self._told = told
-
-    def end(self) -> None:
-        if self._token is not None:
-            self._bar.end(self._token, types.WorkDoneProgressEnd())
 
 
 class _Protocol(LanguageServerProtocol):
@@ -541,6 +541,17 @@ class _Protocol(LanguageServerProtocol):
     @lsp_method(types.TEXT_DOCUMENT_DID_CLOSE)
     def lsp_text_document__did_close(self, params: types.DidCloseTextDocumentParams) -> None:
         self._server.close_document(params.text_document.uri)
+
+    @lsp_method(types.WORKSPACE_EXECUTE_COMMAND)
+    async def lsp_workspace__execute_command(  # type: ignore[override]
+        self, params: types.ExecuteCommandParams
+    ) -> Any:
+        """pygls' own cannot be cancelled, and answers arguments that do not fit with a Python signature."""
+        handler = self.fm.commands.get(params.command)
+        if handler is None:
+            raise JsonRpcInvalidParams(f"no command {params.command}")
+        result = handler(*(params.arguments or ()))
+        return await result if inspect.isawaitable(result) else result
 
     def structure_message(self, data: dict[str, Any]) -> Any:
         """Answers a request whose parameters do not fit: pygls drops it, and the editor would wait."""
@@ -564,28 +575,17 @@ class _Protocol(LanguageServerProtocol):
         super()._send_response(msg_id, result, error)
 
 
-class _MessageReader(asyncio.StreamReader):
-    """Lets each message take effect before the next is read.
+def _selected(snapshot: Snapshot, start: Snapshot, end: Snapshot, text: str) -> Snapshot | None:
+    """The document with the menu's entry `text` in place of what is between two cursors, and the cursor after it; None
+    where that is not on one line.
 
-    pygls runs a request's handler as a task. Were the next message here already, say an edit, it would be
-    handled before that task's first step, and the snapshot would be of a text other than the request's.
+    Without the syntax tree, which is of the text as it is. Lines that stand there already are no entry of a menu but
+    what Neovim has selected in visual mode: the snapshot stays.
     """
-
-    async def readline(self) -> bytes:
-        await asyncio.sleep(0)
-        return await super().readline()
-
-
-def _trigger(context: types.InlineCompletionContext) -> Trigger:
-    invoked = context.trigger_kind == types.InlineCompletionTriggerKind.Invoked
-    return "invoked" if invoked else "automatic"
-
-
-def _accepted(start: Snapshot, end: Snapshot, text: str) -> Snapshot | None:
-    """The document with `text` in place of what is between two cursors on one line, and the cursor after it.
-
-    Without the syntax tree, which is of the text as it is.
-    """
+    between = "\n".join(start.lines[start.row : end.row + 1])[start.column :]
+    between = between[: len(between) - len(end.tail)]
+    if start.row != end.row and between == text.replace("\r\n", "\n"):
+        return snapshot
     if start.row != end.row or "\n" in text or "\r" in text:
         return None
     lines = list(start.lines)
@@ -617,10 +617,11 @@ def _document(snapshot: Snapshot) -> dict[str, Any]:
     return {"textDocument": {"uri": snapshot.uri}, "version": snapshot.version}
 
 
-def _status(
-    state: str, model: str, message: str = "", progress: float | None = None, device: str = ""
-) -> dict[str, Any]:
-    return {"state": state, "progress": progress, "message": message, "model": model, "device": device}
+def _field(value: Any, *names: str) -> Any:
+    """What is in a message of ours under these names, one in the other; None where nothing is."""
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
+    return value
 
 
 def _is_alive(pid: int) -> bool:

@@ -23,10 +23,9 @@ from peer import listening, plain
 from pygls.exceptions import JsonRpcException, JsonRpcInvalidParams
 from pygls.io_ import StdoutWriter
 
-from infill_lsp.core import Gap
 from infill_lsp.documents import Document
-from infill_lsp.extraction import cut
 from infill_lsp.server import create_server
+from infill_lsp.suggestions import Question
 
 pytestmark = pytest.mark.process
 
@@ -248,19 +247,23 @@ async def test_parameters_that_do_not_fit_get_an_error_without_a_traceback(edito
     assert editor.messages == []
 
 
-async def test_a_fault_of_our_own_is_answered_without_internals(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", [types.TEXT_DOCUMENT_INLINE_COMPLETION, "infill/why"])
+async def test_a_fault_of_our_own_is_answered_without_internals(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """A completion never fails: some editors show any error with each key."""
     server = create_server()
     out = io.BytesIO()
     server.protocol.set_writer(StdoutWriter(out), include_headers=False)
-    monkeypatch.setattr(server, "snapshot", lambda params: {}["secret"])
+    monkeypatch.setattr(server, "snapshot", lambda uri, position: {}["secret"])
     where = {"textDocument": {"uri": "u"}, "position": {"line": 0, "character": 0}}
-    params = {**where, "context": {"triggerKind": 1}}
-    message = {"jsonrpc": "2.0", "id": 1, "method": types.TEXT_DOCUMENT_INLINE_COMPLETION, "params": params}
+    message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**where, "context": {"triggerKind": 1}}}
     text = json.dumps(message)
     server.protocol.handle_message(json.loads(text, object_hook=server.protocol.structure_message))
     await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
-    error = json.loads(out.getvalue())["error"]
-    assert error == {"code": -32603, "message": "a fault in infill-lsp: see its log"}
+    answer = json.loads(out.getvalue())
+    if method == "infill/why":
+        assert answer["error"] == {"code": -32603, "message": "a fault in infill-lsp: see its log"}
+    else:
+        assert answer["result"] == {"items": []}
 
 
 async def test_a_change_of_a_document_that_is_not_open_is_no_fault(editor: Editor, quick: str) -> None:
@@ -355,10 +358,8 @@ async def test_the_deadline_runs_from_the_request(monkeypatch: pytest.MonkeyPatc
     server = create_server()
     monkeypatch.setattr(server.engine, "infill", infill)
     snapshot = Document("file:///x", "python", 1, "return ").snapshot(0, 7, "utf-8")
-    gap = cut(snapshot, "invoked")
-    assert isinstance(gap, Gap)
     for spent_s in (1.0, 60.0):
-        await server.fill(gap, snapshot, "invoked", time.monotonic() - spent_s)
+        await server.suggestions.ask(Question(snapshot, "invoked", time.monotonic() - spent_s))
     assert 1500 < sent[0] <= 2000
     assert sent[1] == 1
 

@@ -1,0 +1,332 @@
+"""From a cursor to what is offered there, or to why nothing is.
+
+`Suggestions.ask` is one request's path: what is known already, else gap -> engine -> edit. Behind an answer more is
+prepared, as long as nobody types: what the deadline cut short, and what may follow once the suggestion is accepted.
+
+It does not know LSP, how documents change, nor how the engine is kept running. Where a gap lies, and what of a text is
+worth showing, is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, aclosing
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+from infill_engine.protocol import ANSWERED, Candidate, Final, Frame, InfillRequest, Priority
+
+from infill_lsp.cache import Cache, Suggestion
+from infill_lsp.client import EngineClient
+from infill_lsp.core import Edit, Gap, Silence, Snapshot, Trigger
+from infill_lsp.extraction import cut
+from infill_lsp.postprocess import edit
+from infill_lsp.settings import Settings
+
+log = logging.getLogger(__name__)
+
+#: Suggestions for one cursor where they are asked for by hand, and milliseconds that each beyond the first may take.
+SEVERAL, ANOTHER_MS = 3, 1_000
+#: Milliseconds that what nobody waits for may take.
+AHEAD_MS = 3_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Question:
+    """What belongs at the cursor of the snapshot?"""
+
+    snapshot: Snapshot
+    trigger: Trigger
+    #: When it came, in seconds of the monotonic clock. The deadline runs from here.
+    asked: float
+    #: Whether the text is the document's own, and not with an entry of a menu accepted.
+    real: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is offered, the best first, and in words a person understands why that or nothing."""
+
+    suggestions: tuple[Suggestion, ...]
+    reason: str
+    #: Nobody had to be asked.
+    known: bool = False
+    #: The deadline cut it short, or the engine was not there yet: a better one may come.
+    unfinished: bool = False
+
+
+class Written(NamedTuple):
+    """The last candidate of an engine's answer, None without one, and how the answer ended."""
+
+    candidate: Candidate | None
+    final: Final
+
+
+class Host(Protocol):
+    """What suggestions need of the editor's session."""
+
+    settings: Settings
+    client_id: str
+    wants_canvas: bool
+    wants_refresh: bool
+
+    @property
+    def engine(self) -> EngineClient: ...
+
+    def place(self, uri: str) -> tuple[str, str]:
+        """The workspace of a document and its path there, as the engine knows them, for a completion that is asked for
+        now."""
+
+    def busy(self) -> AbstractContextManager[None]:
+        """Somebody waits for the engine."""
+
+    def heard(self, event: Frame | Final, snapshot: Snapshot) -> None:
+        """The engine said so to somebody who waits."""
+
+    def improved(self, question: Question) -> None:
+        """Whoever asks this again gets a better answer."""
+
+
+class Suggestions:
+    """Of one editor. All methods belong to one event loop."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._cache = Cache()
+        #: Of each document, until it changes, the newest question, and the answer to it.
+        self._newest: dict[str, Question] = {}
+        self._answers: dict[str, Answer] = {}
+        #: What is being prepared behind an answer, by document.
+        self._ahead: dict[str, asyncio.Task[None]] = {}
+
+    async def ask(self, question: Question) -> Answer | None:
+        """None where the document was edited, closed or asked about again before there was an answer."""
+        uri = question.snapshot.uri
+        self.changed(uri)
+        self._newest[uri] = question
+        known = self._cache.find(question.snapshot)
+        if known and question.trigger == "automatic":
+            answer = Answer((known[0],), "the rest of what was offered before", known=True)
+        else:
+            with self._host.busy():
+                answer = await self._fill(question, known)
+        if not self.is_current(question):
+            return None
+        for suggestion in reversed(answer.suggestions):
+            self._cache.use(suggestion)
+        self._answers[uri] = answer
+        self._prepare(question, answer)
+        return answer
+
+    async def why(self, snapshot: Snapshot) -> Answer:
+        """What is offered at a cursor while typing, or why nothing is. Whoever waits for an answer is not disturbed."""
+        last, answer = self._newest.get(snapshot.uri), self._answers.get(snapshot.uri)
+        if last is not None and answer is not None and last.snapshot == replace(snapshot, tree=last.snapshot.tree):
+            return answer
+        question = Question(snapshot, "automatic", time.monotonic(), real=False)
+        return await self._fill(question, self._cache.find(snapshot), purpose="why")
+
+    def is_current(self, question: Question) -> bool:
+        """Whether no newer question, no edit and no close came after it."""
+        return self._newest.get(question.snapshot.uri) is question
+
+    def changed(self, uri: str) -> None:
+        """A document was edited: what was asked about it is out of date."""
+        self._newest.pop(uri, None)
+        self._answers.pop(uri, None)
+        if (task := self._ahead.pop(uri, None)) is not None:
+            task.cancel()
+
+    def closed(self, uri: str) -> None:
+        """A document is no longer open."""
+        self.changed(uri)
+        self._cache.drop(uri)
+
+    def ready(self) -> None:
+        """The engine has become ready: who was given nothing for want of it gets an answer now."""
+        for uri, answer in list(self._answers.items()):
+            if answer.unfinished and not answer.suggestions:
+                self._prepare(self._newest[uri], answer)
+
+    def forget(self) -> None:
+        """The settings are others, or the model is: what was offered counts no more."""
+        for uri in list(self._newest):
+            self.changed(uri)
+        self._cache.drop()
+
+    async def aclose(self) -> None:
+        tasks = list(self._ahead.values())
+        self.forget()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _fill(self, question: Question, known: Sequence[Suggestion], purpose: str = "") -> Answer:
+        """What is known and what the engine writes beside it. `purpose` keeps requests for one document apart."""
+        snapshot, invoked = question.snapshot, question.trigger == "invoked"
+        gap = self._gap(snapshot, question.trigger)
+        if isinstance(gap, Silence):
+            return Answer((), gap.reason)
+        wanted: Callable[[], bool] = (lambda: True) if purpose else (lambda: self.is_current(question))
+        if not invoked and (wait_ms := self._host.settings.debounce):
+            await asyncio.sleep(wait_ms / 1000)
+        deadline = self._host.settings.deadline
+        until = question.asked + (deadline.invoked if invoked else deadline.automatic) / 1000
+        found, reason, unfinished = list(known), "what was offered before", False
+        while wanted() and len(found) < (SEVERAL if invoked else 1):
+            left_ms = round(1000 * (until - time.monotonic()))
+            if found and left_ms < 1:
+                break
+            avoid = [one.edit.text.replace(snapshot.eol, "\n") for one in found]
+            request = self._request(
+                snapshot,
+                gap,
+                "explicit" if invoked else "typed",
+                min(left_ms, ANOTHER_MS) if found else left_ms,
+                avoid,
+                purpose,
+            )
+            written = await self._write(request, snapshot, wanted, heard=not found and not purpose)
+            result = self._edit(snapshot, gap, written)
+            if not found:
+                unfinished = written.final.reason in ("deadline", "starting")
+                reason = result.reason if isinstance(result, Silence) else _sure(written)
+            if isinstance(result, Silence) or any(_alike(result.text, text) for text in avoid):
+                break
+            found.append(self._cache.put(snapshot, result))
+        return Answer(tuple(found), reason, unfinished=unfinished)
+
+    def _gap(self, snapshot: Snapshot, trigger: Trigger) -> Gap | Silence:
+        """The gap among all that is known around it, or why nothing is offered there."""
+        settings = self._host.settings
+        gap = settings.silence(snapshot.language, trigger) or cut(snapshot, trigger)
+        if isinstance(gap, Silence):
+            return gap
+        if (inside := settings.silence_inside(gap.kind)) is not None:
+            return inside
+        return replace(gap, prefix=snapshot.before + gap.prefix, suffix=gap.suffix + snapshot.after)
+
+    def _request(
+        self,
+        snapshot: Snapshot,
+        gap: Gap,
+        priority: Priority,
+        deadline_ms: int,
+        avoid: Sequence[str] = (),
+        purpose: str = "",
+    ) -> InfillRequest:
+        workspace, path = self._host.place(snapshot.uri)
+        return InfillRequest(
+            client=self._host.client_id,
+            document=hashlib.sha256((snapshot.uri + purpose).encode(errors="replace")).hexdigest(),
+            version=snapshot.version,
+            language=snapshot.language,
+            prefix=gap.prefix,
+            head=gap.head,
+            tail=gap.tail,
+            suffix=gap.suffix,
+            workspace=workspace,
+            path=path,
+            max_lines=min(gap.max_lines, self._host.settings.max_lines),
+            min_indent=gap.min_indent,
+            priority=priority,
+            deadline_ms=max(1, deadline_ms),
+            avoid=tuple(avoid),
+            frames=self._host.wants_canvas and priority != "speculation",
+        )
+
+    async def _write(
+        self, request: InfillRequest, snapshot: Snapshot, wanted: Callable[[], bool] = lambda: True, heard: bool = False
+    ) -> Written:
+        """The engine's answer, cut off as soon as it is not `wanted`. An engine that fails leaves the best text so far,
+        as the deadline does. `heard`: whoever waits is told how it goes."""
+        best, final = None, Final("cancelled")
+        async with aclosing(self._host.engine.infill(request)) as events:
+            async for event in events:
+                if not wanted():
+                    return Written(None, Final("superseded"))
+                if isinstance(event, Candidate):
+                    best = event
+                    continue
+                if heard:
+                    self._host.heard(event, snapshot)
+                if isinstance(event, Final):
+                    final = event
+        kept = final.reason in (*ANSWERED, "error", "starting")
+        return Written(best if kept else None, final)
+
+    def _edit(self, snapshot: Snapshot, gap: Gap, written: Written) -> Edit | Silence:
+        """What of a text is worth showing, or why nothing is."""
+        if written.candidate is None:
+            return Silence(written.final.message or "the model wrote nothing")
+        return edit(snapshot, gap, written.candidate) or Silence("nothing of what the model wrote is worth showing")
+
+    def _prepare(self, question: Question, answer: Answer) -> None:
+        """Begins what nobody waits for; it ends with the next key."""
+        uri = question.snapshot.uri
+        if not question.real or not (answer.suggestions or answer.unfinished) or uri in self._ahead:
+            return
+        task = self._ahead[uri] = asyncio.create_task(self._go_ahead(question, answer))
+        task.add_done_callback(lambda task: self._ended(uri, task))
+
+    def _ended(self, uri: str, task: asyncio.Task[None]) -> None:
+        if self._ahead.get(uri) is task:
+            del self._ahead[uri]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("nothing was prepared: %s", type(error).__name__)  # its text may quote the document
+
+    async def _go_ahead(self, question: Question, answer: Answer) -> None:
+        """First the better answer, where this one was cut short, then what follows once it is accepted."""
+        snapshot, offered = question.snapshot, answer.suggestions[:1]
+        if answer.unfinished:
+            better = await self._ahead_of(snapshot, question.trigger)
+            if better is not None and self._is_better(better, offered):
+                offered = (self._cache.put(snapshot, better),)
+                self._answers[snapshot.uri] = Answer(offered, "there was more time for it", known=True)
+                self._host.improved(question)
+        for suggestion in offered:
+            following = accepted(snapshot, suggestion.edit)
+            if not self._cache.find(following):
+                more = await self._ahead_of(following, "automatic")
+                if more is not None:
+                    self._cache.put(following, more)
+                    self._cache.use(suggestion)
+
+    async def _ahead_of(self, snapshot: Snapshot, trigger: Trigger) -> Edit | None:
+        gap = self._gap(snapshot, trigger)
+        if isinstance(gap, Silence):
+            return None
+        written = await self._write(self._request(snapshot, gap, "speculation", AHEAD_MS), snapshot)
+        result = self._edit(snapshot, gap, written)
+        return result if isinstance(result, Edit) else None
+
+    def _is_better(self, edit: Edit, offered: Sequence[Suggestion]) -> bool:
+        """Whether it says more than what is offered. What an editor shows and will not ask for again may only grow,
+        lest another text appear under somebody's fingers."""
+        if not offered:
+            return True
+        shown = offered[0].edit.text
+        return not _alike(edit.text, shown) and (self._host.wants_refresh or edit.text.startswith(shown))
+
+
+def accepted(snapshot: Snapshot, edit: Edit) -> Snapshot:
+    """The document with an edit made, and the cursor behind its text. Without a tree: that is of the text as it was."""
+    line = snapshot.lines[edit.row]
+    first, *middle = (line[: edit.start] + edit.text.replace(snapshot.eol, "\n")).split("\n")
+    lines = [first, *middle]
+    column = len(lines[-1])
+    lines[-1] += line[edit.end :]
+    whole = (*snapshot.lines[: edit.row], *lines, *snapshot.lines[edit.row + 1 :])
+    return replace(snapshot, lines=whole, row=edit.row + len(middle), column=column, tree=None)
+
+
+def _alike(one: str, other: str) -> bool:
+    """Whether two texts differ in nothing but space."""
+    return "".join(one.split()) == "".join(other.split())
+
+
+def _sure(written: Written) -> str:
+    probs = written.candidate.probs if written.candidate is not None else ()
+    return f"the model is sure of each token by {min(probs):.0%} or more" if probs else "the model wrote this"
