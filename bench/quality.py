@@ -93,7 +93,7 @@ class Results:
     @property
     def served(self) -> Sequence[Filled]:
         """As the product fills gaps: with the memory."""
-        return self.decoders[MEMORY.name] if MEMORY.name in self.decoders else self.alone
+        return self.decoders.get(MEMORY.name, self.alone)
 
     @property
     def alone(self) -> Sequence[Filled]:
