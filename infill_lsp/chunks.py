@@ -18,7 +18,8 @@ from math import ceil
 
 from tree_sitter import Node, Parser, Query, QueryCursor, Tree
 
-from infill_lsp.documents import grammar, parse
+from infill_lsp.documents import parse
+from infill_lsp.languages import grammar
 
 #: Lines of a window, and of the longest definition that is one chunk.
 WINDOW = 25

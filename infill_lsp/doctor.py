@@ -22,7 +22,7 @@ from infill_engine.protocol import ANSWERED, Candidate, Final, InfillRequest, St
 
 from infill_lsp import __version__
 from infill_lsp.client import EngineClient, EngineError, interpreter
-from infill_lsp.documents import GRAMMARS, Document
+from infill_lsp.languages import LANGUAGES, grammar
 
 #: The torch that the engine runs on: from the first version, up to the second and without it; and so for pip.
 TORCH = ((2, 11), (2, 14))
@@ -89,6 +89,10 @@ class _Report:
     def waiting(self, text: str) -> None:
         print(f"… {text}", flush=True)
 
+    def missing(self, text: str, cure: str) -> None:
+        """Something that nobody has to have."""
+        print(f"- {text}\n  to have it: {cure}", flush=True)
+
     def failed(self, text: str, cure: str) -> None:
         self.well = False
         print(f"✗ {text}\n  cure: {cure}", flush=True)
@@ -97,11 +101,28 @@ class _Report:
 def _server(report: _Report) -> None:
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("pygls", "tree-sitter", "httpcore"))
     report.ok(f"infill-lsp {__version__}, Python {platform.python_version()}, {versions}")
-    for language, (package, _) in GRAMMARS.items():
-        if Document("file:///x", language, 1, "x").snapshot(0, 0, "utf-8").tree is not None:
-            report.ok(f"grammar {language}: {metadata.version(package)}")
+    _grammars(report)
+
+
+def _grammars(report: _Report) -> None:
+    """Which languages are read by a grammar, and which go by lines and brackets."""
+    found: list[str] = []
+    missing: list[str] = []
+    for name, language in LANGUAGES.items():
+        try:
+            version = metadata.version(language.package)
+        except metadata.PackageNotFoundError:
+            missing.append(name)
+            continue
+        if grammar(name) is not None:
+            found.append(f"{name} {version}")
         else:
-            report.failed(f"grammar {language}: does not load", f"{sys.executable} -m pip install -U {package}")
+            cure = f"{sys.executable} -m pip install -U {language.package}"
+            report.failed(f"grammar {name} {version}: does not load, {name} goes by lines and brackets", cure)
+    report.ok(f"grammars: {', '.join(found) or 'none'}")
+    if missing:
+        cure = f'{sys.executable} -m pip install "infill-lsp[grammars]"'
+        report.missing(f"no grammar, lines and brackets instead: {', '.join(missing)}", cure)
 
 
 def _packages(report: _Report, python: str) -> bool:

@@ -1,8 +1,10 @@
 """A mirror of one open document, and immutable snapshots of it.
 
 The mirror holds the client's text byte for byte. Only `\\n`, `\\r\\n` and `\\r` end a line, as LSP says;
-whatever else Python's `splitlines` would split at is text. It also keeps a syntax tree, parsed when a
-snapshot is taken, and only where the lines differ from those parsed before.
+whatever else Python's `splitlines` would split at is text. It also keeps a syntax tree, parsed when a snapshot is
+taken, and only where the lines differ from those parsed before. A parse that is long goes on in a thread, and the
+tree is there for a later snapshot. Where the cursor stands in a piece of another language (a fence, a script), the
+snapshot is of that language, with a tree of the piece.
 
 It does not know which documents are open, nor what a gap is. It is not thread-safe; the snapshots are.
 """
@@ -10,29 +12,31 @@ It does not know which documents are open, nor what a gap is. It is not thread-s
 from __future__ import annotations
 
 import re
+import threading
 from bisect import bisect_right
 from collections.abc import Sequence
-from functools import cache
-from importlib import import_module
-from itertools import accumulate, compress, count
+from dataclasses import dataclass
+from itertools import accumulate, compress, count, takewhile
+from math import inf
 from operator import ne
 from time import thread_time
 
 from lsprotocol import types
 from pygls.workspace.position_codec import PositionCodec
-from tree_sitter import Language, Parser, Tree
+from tree_sitter import Language, Node, Parser, Range, Tree
 
+from infill_lsp import languages
 from infill_lsp.core import Snapshot
+from infill_lsp.languages import Injection
 
-#: Language id -> the grammar's package and the function in it that returns the grammar.
-GRAMMARS = {
-    "python": ("tree_sitter_python", "language"),
-}
-
-#: CPU seconds a parse may take: the first one of a document, and the one after a key stroke. A key stroke in
-#: 5,000 lines of Python takes 1 to 3 ms, but 260 ms while a brace opened at the top changes all below it.
-FIRST_PARSE_S = 0.25
+#: CPU seconds a snapshot may wait for a parse: for the first one of a document, and for one after a key stroke. A key
+#: stroke in 5,000 lines of Python takes 1 to 3 ms, but 260 ms while a brace opened at the top changes all below it.
+FIRST_PARSE_S = 0.02
 PARSE_S = 0.006
+
+#: Row, and bytes of it.
+Point = tuple[int, int]
+Piece = tuple[Point, Point]
 
 _LINE_END = re.compile(r"(\r\n|\n|\r)")
 #: Bytes handed to the parser at a time.
@@ -53,8 +57,8 @@ class Document:
         self.version = version
         self._lines, self._ends = _split(text)
         self._eol = _most_frequent(self._ends)
-        found = grammar(language)
-        self._syntax = _Syntax(found) if found else None
+        #: The trees of the document's own language and of those embedded in it, as far as they have a grammar.
+        self._syntaxes: dict[str, _Syntax | None] = {}
 
     @property
     def text(self) -> str:
@@ -71,20 +75,37 @@ class Document:
                 self._eol = _most_frequent(self._ends)
         self.version = version
 
-    def snapshot(self, line: int, character: int, encoding: str) -> Snapshot:
-        """The document as it is now, with the cursor at the client's position."""
+    def snapshot(self, line: int, character: int, encoding: str, wait: bool = False) -> Snapshot:
+        """The document as it is now, with the cursor at the client's position.
+
+        `wait` for the tree however long the parse takes; else a late one is missing from the snapshot.
+        """
         row, column = _place(self._lines, types.Position(line, character), encoding)
         lines = tuple(self._lines)
+        language, within = self.language, None
+        tree = self._tree(language, lines, None, wait)
+        if tree is not None and (found := _embedded(self.language, tree, lines, row, column)):
+            language = found.language
+            within = found.piece[0][0], found.piece[1][0]
+            tree = self._tree(language, lines, found.piece, wait)
         return Snapshot(
             uri=self.uri,
             version=self.version,
-            language=self.language,
+            language=language,
             lines=lines,
             eol=self._eol,
             row=row,
             column=column,
-            tree=self._syntax.tree(lines) if self._syntax else None,
+            tree=tree,
+            within=within,
         )
+
+    def _tree(self, language: str, lines: tuple[str, ...], piece: Piece | None, wait: bool) -> Tree | None:
+        if language not in self._syntaxes:
+            grammar = languages.grammar(language)
+            self._syntaxes[language] = _Syntax(grammar) if grammar else None
+        syntax = self._syntaxes[language]
+        return syntax.tree(lines, piece, wait) if syntax else None
 
     def _replace(self, span: types.Range, text: str, encoding: str) -> None:
         (first, start), (last, end) = sorted(_place(self._lines, at, encoding) for at in (span.start, span.end))
@@ -104,28 +125,126 @@ class Document:
 
 
 class _Syntax:
-    """The syntax tree of one document, kept from one parse to the next. A tree handed out is never edited."""
+    """The syntax tree of one text, or of a piece of it, kept from one parse to the next.
 
-    def __init__(self, language: Language) -> None:
-        self._parser = Parser(language)
-        self._lines: tuple[str, ...] = ("",)
-        self._tree = self._parser.parse(b"")
-        self._budget_s = FIRST_PARSE_S
+    A tree handed out is never edited. While a parse goes on in the thread, it alone uses the parser.
+    """
 
-    def tree(self, lines: tuple[str, ...]) -> Tree | None:
-        """None where the parse would take too long; the next one starts from the last tree there was."""
-        if lines != self._lines:
-            tree = parse(self._parser, _utf8(lines), self._budget_s, _edited(self._tree, self._lines, lines))
-            self._budget_s = PARSE_S
-            if tree is None:
+    def __init__(self, grammar: Language) -> None:
+        self._parser = Parser(grammar)
+        self._parsed: _Parsed | None = None
+        self._late: _LateParse | None = None
+
+    def tree(self, lines: tuple[str, ...], piece: Piece | None, wait: bool) -> Tree | None:
+        """None where the parse takes too long: it goes on in a thread, and the next one starts from its tree."""
+        if self._late is not None:
+            if wait:
+                self._late.join()
+            if self._late.is_alive():
                 return None
-            self._tree, self._lines = tree, lines
-        return self._tree
+            self._parsed, self._late = self._late.parsed, None
+        old = self._parsed
+        if old is not None and old.lines == lines and old.piece == piece:
+            return old.tree
+        # What a piece holds may have nothing to do with what another one held.
+        edited = (
+            _edited(old.tree, old.lines, lines)
+            if old and (old.piece and old.piece[0]) == (piece and piece[0])
+            else None
+        )
+        source = _utf8(lines)
+        self._parser.included_ranges = [_range(lines, piece)] if piece else []
+        budget_s = None if wait else FIRST_PARSE_S if edited is None else PARSE_S
+        tree = parse(self._parser, source, budget_s, edited)
+        if tree is None:
+            self._late = _LateParse(self._parser, source, edited, lines, piece)
+            self._late.start()
+            return None
+        self._parsed = _Parsed(tree, lines, piece)
+        return tree
 
 
-def parse(parser: Parser, source: bytes, budget_s: float, old: Tree | None = None) -> Tree | None:
-    """The tree of UTF-8, begun from the edited tree `old` where there is one; None if it takes more CPU seconds."""
-    end = thread_time() + budget_s
+@dataclass(frozen=True, slots=True)
+class _Parsed:
+    tree: Tree
+    lines: tuple[str, ...]
+    piece: Piece | None
+
+
+class _LateParse(threading.Thread):
+    """Brings a parse to its end that has taken too long. Other threads run meanwhile: reading the text lets them."""
+
+    def __init__(
+        self, parser: Parser, source: bytes, old: Tree | None, lines: tuple[str, ...], piece: Piece | None
+    ) -> None:
+        super().__init__(name="parse", daemon=True)
+        self.parsed: _Parsed | None = None
+        self._task = parser, source, old
+        self._of = lines, piece
+
+    def run(self) -> None:
+        parser, source, old = self._task
+        tree = parse(parser, source, None, old)
+        if tree is not None:
+            self.parsed = _Parsed(tree, *self._of)
+
+
+@dataclass(frozen=True, slots=True)
+class _Embedded:
+    """A piece of another language, from one point (row, bytes of it) to another."""
+
+    language: str
+    piece: Piece
+
+
+def _embedded(language: str, tree: Tree, lines: tuple[str, ...], row: int, column: int) -> _Embedded | None:
+    """The piece of another language that the cursor stands in."""
+    injections = {injection.node: injection for injection in languages.of(language).injections}
+    if not injections:
+        return None
+    point = row, len(_utf8([lines[row][:column]]))
+    # At the end of the text the smallest node at a point is the whole one; with the line end before it, it is not.
+    before = (row - 1, len(_bytes(lines, row - 1))) if row and not column else point
+    for start in (point, before):
+        node = tree.root_node.descendant_for_point_range(start, point)
+        while node is not None:
+            if node.type in injections:
+                found = _content(node, injections[node.type], lines)
+                if found.piece[0] <= point <= found.piece[1]:
+                    return found
+            node = node.parent
+    return None
+
+
+def _content(node: Node, injection: Injection, lines: tuple[str, ...]) -> _Embedded:
+    """What stands between the opening and the closing of a node; on lines of its own, where those are."""
+    opening = list(takewhile(lambda child: child.type in injection.opening, node.children))
+    rest = node.children[len(opening) :]
+    closing = next((child for child in reversed(rest) if child.type in injection.closing), None)
+    start: Point = (
+        opening[-1].end_point if opening else (node.start_point.row, len(_bytes(lines, node.start_point.row)))
+    )
+    above = start[0]
+    if closing is None and opening:
+        end: Point = node.end_point
+    else:  # Without an opening the last line closes it.
+        last = node.end_point.row - (node.end_point.column == 0)
+        end = closing.start_point if closing is not None else (last, 0)
+        if above < end[0] and not _bytes(lines, end[0])[: end[1]].strip():
+            end = end[0] - 1, len(_bytes(lines, end[0] - 1))
+    if above < node.end_point.row and not _bytes(lines, above)[start[1] :].strip():
+        start = above + 1, 0
+    header = "\n".join(lines[node.start_point.row : above + 1])
+    named = re.search(injection.named, header) if injection.named else None
+    return _Embedded(languages.name_of(named["id"]) if named else injection.default or "plaintext", (start, end))
+
+
+def parse(parser: Parser, source: bytes, budget_s: float | None, old: Tree | None = None) -> Tree | None:
+    """The tree of UTF-8, begun from the edited tree `old` where there is one; None if it takes more CPU seconds.
+
+    Other threads run meanwhile, since the text is read in pieces.
+    """
+    end = inf if budget_s is None else thread_time() + budget_s
 
     def read(offset: int, _: object) -> bytes:
         return source[offset : offset + _CHUNK]
@@ -160,12 +279,22 @@ def _edited(tree: Tree, old: tuple[str, ...], new: tuple[str, ...]) -> Tree:
     return edited
 
 
+def _range(lines: tuple[str, ...], piece: Piece) -> Range:
+    """The piece of the text as the parser counts it."""
+    start, end = (_line_start(lines, row)[0] + column for row, column in piece)
+    return Range(*piece, start, end)
+
+
 def _line_start(lines: tuple[str, ...], row: int) -> tuple[int, tuple[int, int]]:
     """Byte offset and point of the start of line `row`; the end of the text for the row after the last."""
     size = len(_utf8(lines[:row]))
     if row == len(lines):
         return size, (row - 1, len(_utf8(lines[-1:])))
     return size + 1 if row else 0, (row, 0)
+
+
+def _bytes(lines: Sequence[str], row: int) -> bytes:
+    return _utf8(lines[row : row + 1])
 
 
 def _utf8(lines: Sequence[str]) -> bytes:
@@ -196,15 +325,3 @@ def _place(lines: Sequence[str], at: types.Position, encoding: str) -> tuple[int
         return at.line, len(head)
     units = accumulate(map(PositionCodec(encoding).impl.code_units_for_char, head))
     return at.line, bisect_right(list(units), at.character)
-
-
-@cache
-def grammar(language: str) -> Language | None:
-    """None without an entry, without the package, or with one this tree-sitter cannot load."""
-    if language not in GRAMMARS:
-        return None
-    package, function = GRAMMARS[language]
-    try:
-        return Language(getattr(import_module(package), function)())
-    except (ImportError, ValueError):
-        return None

@@ -148,7 +148,7 @@ def snapshot(text: str, language: str, gap: Authored, path: str = "") -> Snapsho
     row = before.count("\n")
     column = len(before) - (before.rfind("\n") + 1)
     document = Document(f"file:///{quote(path)}", language, 1, before + text[gap.end :])
-    return document.snapshot(row, column, "utf-32")
+    return document.snapshot(row, column, "utf-32", wait=True)
 
 
 class _Page:
@@ -174,7 +174,7 @@ class _Page:
         #: Spans inside lines: before something that stays; expressions.
         self.inner: list[Span] = []
         self.expressions: list[Span] = []
-        tree = Document("", language, 1, text).snapshot(0, 0, "utf-32").tree
+        tree = Document("", language, 1, text).snapshot(0, 0, "utf-32", wait=True).tree
         if tree:
             self._read_tree(tree.root_node, first, last)
         else:
