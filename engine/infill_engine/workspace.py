@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import logging
 import mmap
 import os
 import threading
@@ -33,6 +34,8 @@ import numpy.typing as npt
 
 from infill_engine import ngrams
 
+log = logging.getLogger(__name__)
+
 Array = npt.NDArray[Any]
 
 #: Raised whenever what lies on disk changes its meaning; what is older is built again.
@@ -44,6 +47,8 @@ MOST_FILE, MOST_TOKENS = 1 << 19, 1 << 26
 MERGED, MOST_RECENT, MERGED_S = 1 << 18, 1 << 21, 300.0
 #: Seconds after which a deletion is noted on disk, and after which what failed is tried again.
 NOTED_S, AGAIN_S = 0.5, 30.0
+#: Seconds that a merge under way may go on when the workspace is closed.
+CLOSED_S = 1.0
 #: Tokens of a segment up to which all of it is read and verified at the start; a larger one is before the first merge.
 VERIFIED = 1 << 19
 #: The share of a segment's tokens that may be of deleted files before it is written again early.
@@ -301,6 +306,9 @@ class Workspace:
         self._stamp: tuple[int, ...] = ()
         self._change = _Change()
         self._verified: set[str] = set()
+        #: Whether the folder's lock is held here, and what guards that and the writing of the index.
+        self._mine = False
+        self._noting = threading.Lock()
         self._closed = False
         self._load()
         self._thread: threading.Thread | None = None
@@ -398,10 +406,11 @@ class Workspace:
                 if mine:
                     self._merge(alone)
                 return mine
-        except OSError:
+        except Exception as error:
             with self._lock:
                 self._unseal()
                 self._change.changed = time.monotonic()
+            _log_failure(error)
             return False
 
     def close(self) -> None:
@@ -411,13 +420,14 @@ class Workspace:
             self._closed = True
             self._lock.notify_all()
         if self._thread is not None:
-            self._thread.join(1.0)  # a merge under way may be dropped: what was there before counts
-            if self._thread.is_alive():
-                return
-        if self._recent.files:
+            self._thread.join(CLOSED_S)
+        merging = self._thread is not None and self._thread.is_alive()
+        if self._recent.files and not merging:
             self.merge(alone=True)
-        if self._gone:
-            self._note()
+        if self._gone and not self._note():
+            with self._noting, contextlib.suppress(OSError):
+                if self._mine:  # by the merge under way, which this process may not live to see the end of
+                    self._write_index(tidy=False)
 
     # What follows is called with the lock held.
 
@@ -502,19 +512,27 @@ class Workspace:
                 return
             if _stamp(self._folder / "index") != self._stamp:
                 self._load()
-            yield True
+            self._mine = True
+            try:
+                yield True
+            finally:
+                with self._noting:
+                    self._mine = False
 
     def _note(self) -> bool:
         """Notes on disk what was deleted; False where that has to be tried again."""
         try:
             with self._writing() as mine:
                 if mine:
-                    self._write_index()
+                    with self._noting:
+                        self._write_index()
                 return mine
-        except OSError:
+        except Exception as error:
+            _log_failure(error)
             return False
 
-    def _write_index(self) -> None:
+    def _write_index(self, tidy: bool = True) -> None:
+        """Called with `_noting` held, and the folder's lock. tidy: removes what nobody names any more."""
         with self._lock:
             segments = {s.name: np.flatnonzero(s.dead).tolist() for s in self._segments}
             noted = self._gone.copy()
@@ -529,7 +547,7 @@ class Workspace:
         with self._lock:
             self._gone -= noted
             self._change.deleted = time.monotonic() if self._gone else 0.0
-        for other in self._folder.iterdir():  # what was replaced, and what a killed engine left
+        for other in self._folder.iterdir() if tidy else ():  # what was replaced, and what a killed engine left
             if other.name not in ("index", "lock", *segments):
                 with contextlib.suppress(OSError):
                     other.unlink()
@@ -570,7 +588,8 @@ class Workspace:
             self._segments = [s for s in self._segments if s not in merged] + results
             self._verified &= {s.name for s in self._segments}
             self._sealed = None
-        self._write_index()
+        with self._noting:
+            self._write_index()
 
     def _plan(self, fresh: int) -> list[_Merged]:
         """Which segments are written anew: first those that are joined with what is fresh, as they are not much larger,
@@ -678,6 +697,12 @@ class Workspace:
             return 0.0
         due = [since + after for since, after in ((change.deleted, NOTED_S), (change.changed, MERGED_S)) if since]
         return max(0.0, min(due) - now) if due else None
+
+
+def _log_failure(error: Exception) -> None:
+    """A disk that cannot be written is tried again; a fault is told, without the error's text, which may quote."""
+    if not isinstance(error, OSError):
+        log.error("what is remembered could not be written: %s", type(error).__name__)
 
 
 def _kill(segments: Sequence[_Segment], path: int, content: int) -> None:

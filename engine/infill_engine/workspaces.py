@@ -11,6 +11,7 @@ import hashlib
 import logging
 import os
 import tempfile
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,6 +78,8 @@ class Workspaces:
         self._root, self._codec = root, codec
         self._tokenizer = hashlib.sha256(msgspec.msgpack.encode(list(codec.tokens))).hexdigest()
         self._open: OrderedDict[str, Workspace] = OrderedDict()
+        #: Those that write what is new, before they are gone.
+        self._closing: dict[str, threading.Thread] = {}
         #: By workspace and path, in the order in which they came.
         self._waiting: dict[tuple[str, str], _Waiting] = {}
 
@@ -108,12 +111,20 @@ class Workspaces:
     def of(self, name: str) -> Workspace:
         """The workspace of that name, opened where it is not."""
         if name not in self._open:
+            if (closing := self._closing.pop(name, None)) is not None:
+                closing.join()
             where = folder(self._root, str(os.getuid()), name, self._tokenizer)
             self._open[name] = Workspace(where, len(self._codec.tokens))
         self._open.move_to_end(name)
         if len(self._open) > MOST_OPEN:
-            self._open.popitem(last=False)[1].close()
+            self._close_behind(*self._open.popitem(last=False))
         return self._open[name]
+
+    def _close_behind(self, name: str, workspace: Workspace) -> None:
+        """Closes a workspace, which may take a second, while the engine goes on."""
+        self._closing = {of: thread for of, thread in self._closing.items() if thread.is_alive()}
+        self._closing[name] = threading.Thread(target=workspace.close, name="workspace memory ends")
+        self._closing[name].start()
 
     def sync(self, name: str, manifest: Mapping[str, str]) -> list[str]:
         """Forgets all documents but those in the manifest, path -> content hash; returns the paths of those whose text
@@ -147,9 +158,9 @@ class Workspaces:
     def forget(self, name: str) -> None:
         """Forgets a whole workspace, on disk too."""
         self.sync(name, {})
-        workspace = self._open.pop(name)
-        workspace.merge()
-        workspace.close()
+        if self._open[name].merge():
+            self._open.pop(name).close()
+        # Else another engine writes there: it stays open until its background work has done so, or the engine ends.
 
     def digest(self) -> bool:
         """Takes in some of what waits, in `DIGEST_S` or so; returns whether more does."""
@@ -179,6 +190,8 @@ class Workspaces:
             self._drop(name, path)
         while self._open:
             self._open.popitem()[1].close()
+        for thread in self._closing.values():
+            thread.join()
 
     def _drop(self, name: str, path: str) -> None:
         """Lets a document wait no more, if it does."""

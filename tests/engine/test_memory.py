@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -304,6 +305,61 @@ def test_a_merge_that_fails_half_way_changes_nothing(tmp_path: Path, monkeypatch
     assert memory.merge()
     assert look(memory, [1, 2]) == (2, {3: 1, 4: 1})
     assert len(list(tmp_path.iterdir())) == 3  # index, lock, one segment
+
+
+def test_a_deletion_is_noted_where_a_merge_goes_on_for_longer_than_closing_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workspace, "CLOSED_S", 0.01)
+    monkeypatch.setattr(workspace, "NOTED_S", 600.0)
+    memory = Workspace(tmp_path, VOCAB)
+    memory.put("a", "1", [1, 2, 3])
+    memory.put("b", "1", [1, 2, 4])
+    assert memory.merge()
+    sort, sorting, go_on = ngrams.sort, threading.Event(), threading.Event()
+
+    def slow(tokens: np.ndarray) -> np.ndarray:
+        sorting.set()
+        assert go_on.wait(30.0)
+        return sort(tokens)
+
+    monkeypatch.setattr(ngrams, "sort", slow)
+    monkeypatch.setattr(workspace, "MERGED", 64)
+    memory.put("c", "1", [1, 2, 0] * 40)
+    assert sorting.wait(30.0)
+    memory.remove("a")
+    memory.close()
+    killed_now = Workspace(tmp_path, VOCAB, background=False)
+    assert (killed_now.files, look(killed_now, [1, 2])) == (1, (2, {4: 1}))
+    go_on.set()
+    wait_for(lambda: Workspace(tmp_path, VOCAB, background=False).files == 2)  # or it lives, and loses nothing
+    assert look(Workspace(tmp_path, VOCAB, background=False), [1, 2]) == (2, {4: 1, 0: 40})
+
+
+def test_the_background_work_survives_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(workspace, "AGAIN_S", 0.01)
+    monkeypatch.setattr(workspace, "MERGED", 64)
+    sort, failed = ngrams.sort, threading.Event()
+
+    def broken(tokens: np.ndarray) -> np.ndarray:
+        if failed.is_set():
+            return sort(tokens)
+        failed.set()
+        raise ValueError("what a user wrote")
+
+    monkeypatch.setattr(ngrams, "sort", broken)
+    memory = Workspace(tmp_path, VOCAB)
+    try:
+        memory.put("a", "1", [1, 2, 3] * 40)
+        wait_for(lambda: Workspace(tmp_path, VOCAB, background=False).files == 1)
+        assert failed.is_set()
+        assert look(memory, [1, 2]) == (2, {3: 40})
+    finally:
+        memory.close()
+    assert "ValueError" in caplog.text
+    assert "what a user wrote" not in caplog.text
 
 
 def test_what_is_deleted_or_changed_during_a_merge_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from infill_engine import workspace
 from infill_engine import workspaces as module
 from infill_engine.config import EngineConfig
 from infill_engine.engine import Engine
@@ -141,6 +143,45 @@ def test_a_workspace_that_is_forgotten_leaves_the_disk(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.segment"))
     assert some.sync("w", ALL) == ["a.py", "b.py", "c.py"]
     some.close()
+
+
+def test_a_workspace_that_is_forgotten_while_another_engine_writes_leaves_the_disk_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workspace, "NOTED_S", 0.01)
+    monkeypatch.setattr(workspace, "MERGED_S", 0.01)
+    monkeypatch.setattr(workspace, "AGAIN_S", 0.01)
+    some = Workspaces(tmp_path, ByteCodec())
+    some.put("w", [A])
+    digested(some)
+    some.close()
+    holds = lambda: any(b"\0w\0i\0d\0t\0h" in file.read_bytes() for file in tmp_path.rglob("*.segment"))
+    (lock_path,) = tmp_path.rglob("lock")
+    with lock_path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        some.forget("w")
+        assert some.remembered.files == 0
+        assert holds()
+    wait_for(lambda: not holds(), 30.0)
+    some.close()
+
+
+def test_a_workspace_that_makes_room_is_closed_while_the_engine_goes_on(
+    some: Workspaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_OPEN", 1)
+    some.put("w", [A])
+    digested(some)
+    go_on, close = threading.Event(), workspace.Workspace.close
+
+    def slow(of: workspace.Workspace) -> None:
+        assert go_on.wait(30.0)
+        close(of)
+
+    monkeypatch.setattr(workspace.Workspace, "close", slow)
+    assert some.sync("other", {}) == []  # does not wait
+    threading.Timer(0.05, go_on.set).start()
+    assert some.sync("w", {A.path: A.hash}) == []  # waits until what was new is on disk
 
 
 def test_warming_up_leaves_nothing_behind(some: Workspaces, tmp_path: Path) -> None:
