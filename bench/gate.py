@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 
 from bench.score import Filled
 from infill_lsp.confidence import FEATURES, Gate, best, cuts, shown
+from infill_lsp.settings import Aggressiveness
 
 Floats = NDArray[np.float64]
 
-#: The share of shown texts that have to be right.
-PRECISION = 0.6
+#: The share of shown texts that have to be right, by how much is to be shown.
+AIMS: dict[Aggressiveness, float] = {"quiet": 0.75, "balanced": 0.6, "eager": 0.45}
+PRECISION = AIMS["balanced"]
 #: Thresholds that are tried.
 GRID = np.unique(np.concatenate([np.geomspace(1e-4, 0.02, 24), np.linspace(0.02, 0.99, 98)]))
 #: What pulls the weights to those of the running product alone, beside a weight of 1 a gap.
@@ -209,11 +211,17 @@ def judge(gaps: Sequence[Options], gate: bool, precision: float = PRECISION) -> 
     return Judged(gaps, sizes, points, confidences if gate else None)
 
 
-def final(gaps: Sequence[Options], precision: float = PRECISION) -> Gate:
-    """What the product gets: fitted on all gaps, with the threshold that they choose."""
+def final(gaps: Sequence[Options]) -> Gate:
+    """What the product gets: fitted on all gaps, with the thresholds that they choose, a lower aim's never above a
+    higher one's."""
     weights = fit(gaps)
     rounded = {name: round(float(weight), 5) for name, weight in zip(FEATURES, weights, strict=True)}
-    return Gate(rounded, round(threshold(gaps, by_gate(weights), precision), 5))
+    choose = by_gate(weights)
+    thresholds: dict[Aggressiveness, float] = {}
+    most = 1.0
+    for name, aim in sorted(AIMS.items(), key=lambda of: -of[1]):
+        most = thresholds[name] = min(most, round(threshold(gaps, choose, aim), 5))
+    return Gate(rounded, thresholds)
 
 
 def calibration(judged: Judged, bins: int = 5) -> list[tuple[float, float, float]]:

@@ -3,12 +3,13 @@
 A wrong suggestion costs a person more than none. So a text is not shown whole or not at all: of the places where it may
 be cut, the one is taken that promises the most right characters, among those that are right often enough.
 
-It knows candidates and kinds of gaps, neither the document nor the model. The weights are fitted by `bench.quality`.
+It knows candidates and kinds of gaps, neither the document nor the model. The weights and thresholds are fitted by
+`bench.quality`; without the fitted file a text is as sure as the product of its tokens' probabilities.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import exp, log, log1p
@@ -18,8 +19,9 @@ from typing import get_args
 import msgspec
 from infill_engine.protocol import Candidate
 
-from infill_lsp.core import Edit, Kind
+from infill_lsp.core import SHAPES, Edit, Kind, Shape, Silence
 from infill_lsp.extraction import is_word
+from infill_lsp.settings import Aggressiveness
 
 #: The fitted weights, installed with the package.
 FITTED = Path(__file__).with_suffix(".json")
@@ -42,7 +44,7 @@ FEATURES = (
     "whole",
     "scored",
     "end log",
-    *(f"kind {kind}" for kind in get_args(Kind)),
+    *(f"kind {shape}" for shape in get_args(Shape)),
 )
 
 #: Probabilities nearer to 0 or 1 than this say no more than this.
@@ -61,37 +63,54 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Fitted weights, by feature, and how likely a text has to be right to be shown."""
+    """Weights by feature, and how likely a text has to be right to be shown."""
 
     weights: Mapping[str, float]
-    threshold: float
+    thresholds: Mapping[Aggressiveness, float]
 
     def confidence(self, cut: Cut) -> float:
         """The probability that the text up to the cut is what belongs there, as far as it goes."""
         score = sum(self.weights[name] * value for name, value in zip(FEATURES, cut.features, strict=True))
         return 1 / (1 + exp(-max(-50.0, min(50.0, score))))
 
-    def sure(self, edit: Edit, candidate: Candidate, kind: Kind, eol: str) -> Edit | None:
-        """The part of an edit made of a candidate that is worth showing; None where none is. Text that is cut off no
-        longer brings what it replaces, which then stays."""
-        text = edit.text.replace(eol, "\n")
-        size = self.worth(shown(candidate, text), kind)
-        if size >= len(text):
-            return edit
-        part = text[:size].rstrip()
-        return replace(edit, end=edit.start, text=part.replace("\n", eol)) if part else None
+    def sure(
+        self,
+        edit: Edit,
+        candidate: Candidate,
+        kind: Kind,
+        aggressiveness: Aggressiveness = "balanced",
+        stands: Callable[[str], bool] = lambda part: True,
+    ) -> Edit | Silence:
+        """The part worth showing of an edit, LF only, that is made of a candidate; why there is none.
 
-    def worth(self, candidate: Candidate, kind: Kind) -> int:
-        """How many code points of the candidate's text to show; 0: nothing."""
-        options = cuts(candidate, kind)
-        return best([(cut.offset, self.confidence(cut)) for cut in options], self.threshold)
+        `stands` says whether a beginning of the text may stand there alone. Text that is cut off no longer brings what
+        it replaces, which then stays.
+        """
+        options = [(cut.offset, self.confidence(cut)) for cut in cuts(shown(candidate, edit.text), kind)]
+        threshold = self.thresholds[aggressiveness]
+        for size in ranked(options, threshold):
+            if size == len(edit.text):
+                return edit
+            part = edit.text[:size].rstrip()
+            if stands(part):
+                return replace(edit, end=edit.start, text=part)
+        if not options:
+            return Silence("how sure the model is of the text is not known")
+        most = max(probability for _, probability in options)
+        if most >= threshold:
+            return Silence(f"what is right with {most:.0%} is a part that cannot stand alone")
+        return Silence(f"the text is right with {most:.0%}, {aggressiveness} shows from {threshold:.0%}")
+
+
+def ranked(options: Sequence[tuple[int, float]], threshold: float) -> list[int]:
+    """Of pairs (code points, probability), the code points of those that are probable enough, the one with the most
+    right ones expected first."""
+    return [size for _, size in sorted(((size * p, size) for size, p in options if p >= threshold), reverse=True)]
 
 
 def best(options: Sequence[tuple[int, float]], threshold: float) -> int:
-    """Of pairs (code points, probability), the code points with the most right ones expected, among those probable
-    enough; 0 where there is none."""
-    enough = [(size * p, size) for size, p in options if p >= threshold]
-    return max(enough)[1] if enough else 0
+    """The first of `ranked`; 0 where there is none."""
+    return next(iter(ranked(options, threshold)), 0)
 
 
 def shown(candidate: Candidate, text: str) -> Candidate:
@@ -145,13 +164,19 @@ def cuts(candidate: Candidate, kind: Kind) -> list[Cut]:
             float(whole),
             float(end_prob is not None),
             0.0 if end_prob is None else log(max(end_prob, _LEAST)),
-            *(float(kind == of) for of in get_args(Kind)),
+            *(float(SHAPES[kind] == shape) for shape in get_args(Shape)),
         )
         found.append(Cut(offset, features))
     return found
 
 
+#: Where nothing was fitted: a text is as sure as the product of its probabilities says, which is true of a model whose
+#: probabilities are, and the thresholds are the shares of shown texts that are meant to be right.
+PRODUCT = Gate({name: float(name == "product") for name in FEATURES}, {"quiet": 0.75, "balanced": 0.6, "eager": 0.45})
+
+
 @cache
 def fitted(path: Path = FITTED) -> Gate:
-    """The gate that is installed with the package. Raises `OSError` and `msgspec.MsgspecError` for a broken package."""
-    return msgspec.json.decode(path.read_bytes(), type=Gate)
+    """The gate that is installed with the package; `PRODUCT` without one. Raises `OSError` and `msgspec.MsgspecError`
+    for a broken package."""
+    return msgspec.json.decode(path.read_bytes(), type=Gate) if path.exists() else PRODUCT

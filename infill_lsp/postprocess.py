@@ -1,55 +1,191 @@
-"""Turns a candidate's text into an edit that belongs at the cursor, or into nothing.
+"""Turns a candidate's text into an edit that belongs at the cursor, or says why it is worth nothing there.
 
-Every step is a function of text. Brackets and quotes are counted in the lines around the cursor only, up to a
-blank line, and a count alone decides nothing: text is taken away where that leaves no more of them unmatched.
-So what was unbalanced before, or is misread (an apostrophe in a comment), weighs the same on both sides.
+The text is tidied (indentation, spaces), then only cut: where its gap ends, where the document goes on with what it
+says already, where its brackets do. Each cut has to leave the document no more broken than the longer text did, which
+`damage` measures; so what was broken before, or is misread, weighs the same on both sides.
 
-It does not know LSP, nor how sure the model was of its text.
+It does not know LSP, nor how probable a text is: `confidence` says how much of it is sure.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import takewhile
 
-from infill_engine.protocol import Candidate, best_end
+from infill_engine.protocol import Candidate, best_end, end_scores
+from msgspec import structs
 
-from infill_lsp.core import Edit, Gap, Snapshot
-from infill_lsp.extraction import MAX_LINE, indentation, is_word
-
-#: Lines read above and below the cursor line.
-NEIGHBOURS = 16
+from infill_lsp.confidence import Gate
+from infill_lsp.core import Edit, Gap, Silence, Snapshot
+from infill_lsp.damage import NEIGHBOURS, Damage, Measure, TooSlow, measures, pairs
+from infill_lsp.extraction import indentation, is_word
+from infill_lsp.settings import Aggressiveness
 
 #: What no document gains by: control characters but tab and newline, line ends foreign to LSP, marks that
 #: make text read in another order than it runs, halves of surrogate pairs, the sign of a broken character.
 _FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffd]")
+#: Names of the tokens by which models are told where a document begins, ends or has its gap.
+_SPECIAL = re.compile(r"<[|｜][\w▁]+[|｜]>|</?s>|</?(?:fim|file|repo|jupyter|commit)_\w+>|\[/?INST\]")
 #: Closers and punctuation alone are what an editor or the next key gives; a pair of quotes is a value.
 _NOISE = re.compile(r"""(?:(?!""|'')[\s)\]}>,;:'"`])*""")
 #: What may stand after the cursor without being code of its own.
 _CLOSING = frozenset(")]}'\"`:;, \t")
 
-_OPENERS = {")": "(", "]": "[", "}": "{"}
-#: Strings, so that their brackets do not count, and brackets.
-_TOKENS = re.compile(
-    r"""
-      (?P<long>\"{3}|'{3}) (?: \\. | (?!(?P=long)). )* (?P<long_end>(?P=long))?
-    | (?P<short>["']) (?: \\. | (?!(?P=short))[^\\\n] )* (?P<short_end>(?P=short))?
-    | [()\[\]{}]
-    """,
-    re.VERBOSE | re.DOTALL,
-)
+#: Of a line, what a text has to have written for it to count as its beginning.
+_BEGUN = 4
+#: Ends that are tried where the document does not parse with the best one.
+_MOST_ENDS = 8
+#: Equal lines in a row, and equal runs of several lines, that nobody writes.
+_REPEATED_LINES, _REPEATED_RUNS = 3, 2
 
 
-def edit(snapshot: Snapshot, gap: Gap, candidate: Candidate) -> Edit | None:
-    """The edit that inserts what of the candidate belongs at the cursor, None where nothing worth it does."""
+def edit(
+    snapshot: Snapshot,
+    gap: Gap,
+    candidate: Candidate,
+    gate: Gate | None = None,
+    aggressiveness: Aggressiveness = "balanced",
+    parse_check: bool = True,
+) -> Edit | Silence:
+    """The edit that inserts what of the candidate belongs at the cursor; why not, where nothing does.
+
+    Without a gate all of it is taken for sure. With `parse_check` a document that parses does so with the edit, too;
+    one without a syntax tree, or that takes too long to parse, is not known to parse.
+    """
     if _FORBIDDEN.search(candidate.text):
-        return None
-    place = _Place.of(snapshot)
-    text = _to_best_end(candidate, gap)
+        return Silence("the text holds characters that no document gains by")
+    tidy = tidied(snapshot, candidate)
+    for measure in measures(snapshot):
+        place = _Place.of(snapshot, measure)
+        with suppress(TooSlow):
+            found = _fitted(tidy, gap, place)
+            if isinstance(found, Edit) and parse_check:
+                found = _to_parsable(found, place)
+            if isinstance(found, Edit) and gate is not None:
+                stands = partial(_stands, place=place, parse_check=parse_check)
+                found = gate.sure(found, tidy, gap.kind, aggressiveness, stands)
+            if isinstance(found, Edit):
+                found = replace(found, text=found.text.replace("\n", snapshot.eol))
+            return found
+    raise AssertionError("counting is never too slow")
+
+
+def to_end(snapshot: Snapshot, gap: Gap, candidate: Candidate) -> str:
+    """The candidate's text up to the end that is chosen for it, else as it is."""
+    for measure in measures(snapshot):
+        with suppress(TooSlow):
+            return _to_best_end(candidate, gap, _Place.of(snapshot, measure))
+    raise AssertionError("counting is never too slow")
+
+
+def tidied(snapshot: Snapshot, candidate: Candidate) -> Candidate:
+    """The candidate up to the first special token that the document does not name itself, with the document's
+    indentation, without space at the ends of its lines, and without blank lines before its first where the cursor has a
+    line to itself. Its offsets are those of the new text."""
+    text = candidate.text
+    for special in _SPECIAL.finditer(text):
+        if not any(special[0] in line for line in snapshot.lines):
+            text = text[: special.start()]
+            break
+    skipped = len(text) - len(text.lstrip("\n")) if snapshot.head.isspace() else 0
+    lines = text[skipped:].split("\n")
+    indent = _Indent.between(lines, snapshot)
+    pieces: list[str] = []
+    #: Where each place of the old text is in the new one.
+    places = [0] * skipped
+    size = 0
+    for number, line in enumerate(lines):
+        old = line[: len(line) - len(line.lstrip(" \t"))]
+        content = line[len(old) :]
+        if number < len(lines) - 1 and snapshot.language != "markdown":
+            content = content.rstrip(" \t")
+        new = old if not number else indent.of_margin(old) if content else ""
+        places += (size + min(at, len(new)) for at in range(len(old)))
+        places += (size + len(new) + min(at, len(content)) for at in range(len(line) - len(old) + 1))
+        pieces.append(new + content)
+        size += len(pieces[-1]) + 1
+    probs = [
+        (prob, places[at]) for prob, at in zip(candidate.probs, candidate.offsets, strict=True) if at < len(places)
+    ]
+    return Candidate(
+        "\n".join(pieces),
+        tuple(prob for prob, _ in probs),
+        tuple(at for _, at in probs),
+        tuple(structs.replace(end, offset=places[end.offset]) for end in candidate.ends if end.offset < len(places)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Indent:
+    """From the indentation that a text has to the document's."""
+
+    #: Columns of a level in the text, where that has to change, and what the document indents a level with.
+    columns: int | None
+    level: str
+
+    @classmethod
+    def between(cls, lines: Sequence[str], snapshot: Snapshot) -> _Indent:
+        """For the lines of a text; the first goes on behind the cursor."""
+        row = snapshot.row
+        near = [*snapshot.lines[max(0, row - NEIGHBOURS) : row + 1 + NEIGHBOURS]]
+        margins = {margin for line in near if (margin := line[: len(line) - len(line.lstrip(" \t"))])}
+        own = {margin for line in lines[1:] if line.strip() and (margin := line[: len(line) - len(line.lstrip(" \t"))])}
+        if margins and all(set(margin) == {"\t"} for margin in margins) and any(" " in margin for margin in own):
+            return cls(4 if all(len(margin.expandtabs(4)) % 4 == 0 for margin in own) else 2, "\t")
+        if margins and all(set(margin) == {" "} for margin in margins) and any("\t" in margin for margin in own):
+            return cls(8, " " * min(min(map(len, margins)), 8))
+        return cls(None, "")
+
+    def of_margin(self, margin: str) -> str:
+        """The indentation that stands for `margin`; columns that are no whole level stay as they are."""
+        if self.columns is None:
+            return margin
+        levels, rest = divmod(len(margin.expandtabs(self.columns)), self.columns)
+        return self.level * levels + " " * rest
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The cursor line and its neighbours, nearest first, and how damaged the document is with a text there."""
+
+    head: str
+    tail: str
+    row: int
+    above: tuple[str, ...]
+    below: tuple[str, ...]
+    measure: Measure
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, measure: Measure) -> _Place:
+        row = snapshot.row
+        return cls(
+            head=snapshot.head,
+            tail=snapshot.tail,
+            row=row,
+            above=snapshot.lines[max(0, row - NEIGHBOURS) : row][::-1],
+            below=snapshot.lines[row + 1 : row + 1 + NEIGHBOURS],
+            measure=measure,
+        )
+
+    def damage(self, text: str, replaced: int = 0) -> Damage:
+        return self.measure.damage(text, replaced)
+
+    def is_broken_by(self, text: str, replaced: int) -> bool:
+        """Whether the document parses, but not with the text in place of so many code points behind the cursor."""
+        return self.measure.parsable and self.damage(text, replaced).faults > 0
+
+
+def _fitted(tidy: Candidate, gap: Gap, place: _Place) -> Edit | Silence:
+    """What of the text belongs at the cursor, LF only."""
+    text = _to_best_end(tidy, gap, place)
     text = _within_limits(text, gap)
     text = _without_doubled_indentation(text, place)
+    written = text
+    text = _without_repetition(text, place)
     text = _without_tail(text, place)
     text = _without_following_lines(text, place)
     text = _to_closed_brackets(text, place)
@@ -57,49 +193,38 @@ def edit(snapshot: Snapshot, gap: Gap, candidate: Candidate) -> Edit | None:
     if not replaced:
         text = _to_stray_closer(text, place)
     text = _without_trailing_space(text, place)
-    if _NOISE.fullmatch(text) or _is_glued(text, place):
-        return None
-    end = snapshot.column + len(replaced)
-    return Edit(snapshot.row, snapshot.column, end, text.replace("\n", snapshot.eol))
+    if _NOISE.fullmatch(text):
+        return Silence(_why_noise(tidy.text, written, text))
+    if _is_glued(text, place):
+        return Silence("the text would run into the word behind the cursor")
+    start = len(place.head)
+    return Edit(place.row, start, start + len(replaced), text)
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """The cursor line and its neighbours, nearest first."""
-
-    head: str
-    tail: str
-    above: tuple[str, ...]
-    below: tuple[str, ...]
-
-    @classmethod
-    def of(cls, snapshot: Snapshot) -> _Place:
-        row = snapshot.row
-        return cls(
-            head=snapshot.head,
-            tail=snapshot.tail,
-            above=snapshot.lines[max(0, row - NEIGHBOURS) : row][::-1],
-            below=snapshot.lines[row + 1 : row + 1 + NEIGHBOURS],
-        )
-
-    @property
-    def before(self) -> str:
-        """The paragraph's text before the cursor."""
-        return "\n".join([*reversed(list(takewhile(_is_code, self.above))), self.head])
-
-    def unmatched(self, text: str, tail: str | None = None) -> int:
-        """Brackets and quotes of the paragraph without a partner, with `text` at the cursor before `tail`."""
-        after = [self.tail if tail is None else tail, *takewhile(_is_code, self.below)]
-        return _unmatched(self.before + text + "\n".join(after))
+def _why_noise(whole: str, written: str, text: str) -> str:
+    if not whole.strip():
+        return "the model has nothing to add here"
+    if _NOISE.fullmatch(written):
+        return "closers and punctuation alone are not worth showing"
+    return "the model writes what stands around the cursor already"
 
 
-def _to_best_end(candidate: Candidate, gap: Gap) -> str:
-    """Up to the end where the gap is most probably over; a gap of one line ends with that line."""
+def _to_best_end(candidate: Candidate, gap: Gap, place: _Place) -> str:
+    """Up to the end where the gap is most probably over, of those where the document parses best; a gap of one line
+    ends with that line."""
     text = candidate.text
     if gap.max_lines == 1:
         return text.partition("\n")[0]
-    end = best_end(candidate.ends)
-    return text[: end.offset] if end is not None else text
+    best = best_end(candidate.ends)
+    if best is None:
+        return text
+    least = place.damage(text[: best.offset]).faults
+    if not least:
+        return text[: best.offset]
+    scores = end_scores(candidate.ends)
+    ranked = sorted(range(len(scores)), key=lambda i: -scores[i])[:_MOST_ENDS]
+    others = [text[: candidate.ends[i].offset] for i in ranked]
+    return min([text[: best.offset], *others], key=lambda option: place.damage(option).faults)
 
 
 def _within_limits(text: str, gap: Gap) -> str:
@@ -119,19 +244,36 @@ def _without_doubled_indentation(text: str, place: _Place) -> str:
     return text.removeprefix(place.head) if column > nearest or column in levels else text
 
 
+def _without_repetition(text: str, place: _Place) -> str:
+    """The lines before those that say again and again what stands before them, in the text or above it."""
+    lines = (place.head + text).split("\n")
+    stripped = [line.strip() for line in lines]
+    above = [line.strip() for line in place.above if line.strip()][::-1]
+    if "\n" in text and (copied := [line for line in stripped if line]) == above[-len(copied) :]:
+        return ""
+    for first in range(len(lines)):
+        for size in range(1, (len(lines) - first) // 2 + 1):
+            run = stripped[first : first + size]
+            times = _REPEATED_LINES if size == 1 else _REPEATED_RUNS
+            if stripped[first : first + times * size] == run * times and _NOISE.fullmatch("".join(run)) is None:
+                return "\n".join(lines[: first + size])[len(place.head) :].rstrip()
+    return text
+
+
 def _without_tail(text: str, place: _Place) -> str:
     """Without its end where that is the tail's beginning."""
     tail = place.tail.rstrip()
     for size in range(min(len(text), len(tail)), 0, -1):
         kept, overlap = text[:-size], text[-size:]
         in_word = is_word(kept[-1:]) and is_word(overlap[0])
-        if tail.startswith(overlap) and not in_word and place.unmatched(kept) <= place.unmatched(text):
+        if tail.startswith(overlap) and not in_word and place.damage(kept) <= place.damage(text):
             return kept
     return text
 
 
 def _without_following_lines(text: str, place: _Place) -> str:
-    """Without its last lines where they are the next lines of the document, indentation ignored.
+    """Without its last lines where they are the next lines of the document, indentation ignored, the very last perhaps
+    only their beginning; or from where two of them stand in it.
 
     They stay where they close what the text opens: with a bracket, or as the only line of a body.
     """
@@ -139,22 +281,38 @@ def _without_following_lines(text: str, place: _Place) -> str:
     rows = [row for row, line in enumerate(lines) if line.strip()]
     following = [line.strip() for line in place.below if line.strip()]
     for size in range(min(len(rows), len(following)), 0, -1):
-        if [lines[row].strip() for row in rows[-size:]] != following[:size]:
+        if not _goes_on_as([lines[row].strip() for row in rows[-size:]], following[:size]):
             continue
         kept = "\n".join(lines[: rows[-size]])[len(place.head) :].rstrip()
-        if not kept.endswith(":") and place.unmatched(kept) <= place.unmatched(text):
+        if not kept.endswith(":") and place.damage(kept) <= place.damage(text):
             return kept
+    pair = following[:2]
+    if len(pair) == 2 and not any(_NOISE.fullmatch(line) for line in pair):
+        for at, row in enumerate(rows[1:-1], 1):
+            if [lines[row].strip(), lines[rows[at + 1]].strip()] == pair:
+                kept = "\n".join(lines[:row])[len(place.head) :].rstrip()
+                return kept if place.damage(kept) <= place.damage(text) else text
     return text
+
+
+def _goes_on_as(lines: Sequence[str], following: Sequence[str]) -> bool:
+    """Whether the lines are those that follow, or were on the way to be."""
+    *whole, last = lines
+    begun = len(last) >= _BEGUN and following[-1].startswith(last)
+    return whole == list(following[:-1]) and (last == following[-1] or begun)
 
 
 def _to_closed_brackets(text: str, place: _Place) -> str:
-    """The lines up to the one that closes all the brackets left open before the cursor."""
-    if not place.unmatched(""):
+    """The lines up to those that close the brackets left open before the cursor."""
+    if "\n" not in text or not any(place.damage("")):
         return text
-    for end in (found.start() for found in re.finditer("\n", text)):
-        if not place.unmatched(text[:end]):
-            return text[:end]
-    return text
+    ends = [found.start() for found in re.finditer("\n", text)]
+    # A line that opens a bracket of the text's own goes on.
+    ends = [end for end in ends if all(closer is not None for _, closer in pairs(text[:end]))]
+    if not ends:
+        return text
+    closed = min(ends, key=lambda end: place.damage(text[:end]))
+    return text[:closed] if place.damage(text[:closed]).unmatched < place.damage("").unmatched else text
 
 
 def _replaced_tail(text: str, place: _Place) -> str:
@@ -165,21 +323,21 @@ def _replaced_tail(text: str, place: _Place) -> str:
     tail = place.tail.rstrip()
     rest = iter(text)
     if tail and _CLOSING.issuperset(tail) and all(character in rest for character in tail):
-        return tail if place.unmatched(text, tail="") < place.unmatched(text) else ""
+        return tail if place.damage(text, len(tail)) < place.damage(text) else ""
     return ""
 
 
 def _to_stray_closer(text: str, place: _Place) -> str:
-    """The text before a closer whose opener it does not hold; the longest that leaves the fewest unmatched."""
-    if not place.unmatched(text):
+    """The text before a closer whose opener it does not hold; the longest that leaves the least damage."""
+    if not any(place.damage(text)):
         return text
-    start = len(place.before)
-    ends = [
+    start = len(place.head)
+    strays = [
         closer - start
-        for opener, closer in _pairs(place.before + text)
+        for opener, closer in pairs(place.head + text)
         if closer is not None and closer >= start and (opener is None or opener < start)
     ]
-    return min([text, *(text[:end] for end in sorted(ends, reverse=True))], key=place.unmatched)
+    return min([text, *(text[:end] for end in sorted(strays, reverse=True))], key=place.damage)
 
 
 def _without_trailing_space(text: str, place: _Place) -> str:
@@ -192,26 +350,19 @@ def _is_glued(text: str, place: _Place) -> bool:
     return is_word(text[-1:]) and is_word(place.tail[:1])
 
 
-def _unmatched(text: str) -> int:
-    return sum(None in pair for pair in _pairs(text))
+def _to_parsable(edit: Edit, place: _Place) -> Edit | Silence:
+    """The edit, or as many of its first lines as leave the document parsable that is so now."""
+    if not place.is_broken_by(edit.text, edit.end - edit.start):
+        return edit
+    ends = [found.start() for found in re.finditer("\n", edit.text)]
+    for part in (edit.text[:end].rstrip() for end in reversed(ends)):
+        if not _NOISE.fullmatch(part) and not place.is_broken_by(part, 0):
+            return replace(edit, end=edit.start, text=part)
+    return Silence("the file parses now, and would not with the text in it (infill.parseCheck)")
 
 
-def _pairs(text: str) -> Iterator[tuple[int | None, int | None]]:
-    """Offsets of each opener and its closer, None for the one that is missing; a string that ends is no pair."""
-    opened: list[tuple[str, int]] = []
-    for token in _TOKENS.finditer(text):
-        if token["long"] or token["short"]:
-            if not (token["long_end"] or token["short_end"]):
-                yield token.start(), None
-        elif token[0] not in _OPENERS:
-            opened.append((token[0], token.start()))
-        elif opened and opened[-1][0] == _OPENERS[token[0]]:
-            yield opened.pop()[1], token.start()
-        else:
-            yield None, token.start()
-    yield from ((offset, None) for _, offset in opened)
-
-
-def _is_code(line: str) -> bool:
-    """Whether the line belongs to a paragraph whose brackets are counted."""
-    return bool(line.strip()) and len(line) <= MAX_LINE
+def _stands(part: str, place: _Place, parse_check: bool) -> bool:
+    """Whether the beginning of a text that belongs at the cursor may be shown alone."""
+    if _NOISE.fullmatch(part) or _is_glued(part, place):
+        return False
+    return not (parse_check and place.is_broken_by(part, 0))

@@ -134,7 +134,7 @@ def test_the_running_product_cuts_before_it_falls_too_low():
 def test_the_product_gets_a_weight_for_each_feature():
     fitted = gate.final(world(300))
     assert tuple(fitted.weights) == FEATURES
-    assert 0 < fitted.threshold < 1
+    assert 0 < fitted.thresholds["eager"] <= fitted.thresholds["balanced"] <= fitted.thresholds["quiet"] < 1
 
 
 def test_no_gaps_with_text_are_no_reason_to_fail():

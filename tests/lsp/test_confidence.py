@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from infill_engine.protocol import Candidate, End
 
-from infill_lsp.confidence import FEATURES, FITTED, Gate, best, cuts, fitted
-from infill_lsp.core import Edit
+from infill_lsp.confidence import FEATURES, FITTED, PRODUCT, Gate, best, cuts, fitted
+from infill_lsp.core import Edit, Kind, Silence
+from infill_lsp.settings import Aggressiveness
 
 TOKENS = st.lists(st.tuples(st.text("ab_ (\n", min_size=1, max_size=4), st.floats(0, 1)), max_size=12)
 
@@ -24,7 +26,14 @@ def candidate(tokens: list[tuple[str, float]], ends: tuple[End, ...] = ()) -> Ca
 
 
 def gate(threshold: float, **weights: float) -> Gate:
-    return Gate(dict.fromkeys(FEATURES, 0.0) | weights, threshold)
+    thresholds: dict[Aggressiveness, float] = {"quiet": 0.9, "balanced": threshold, "eager": 0.01}
+    return Gate(dict.fromkeys(FEATURES, 0.0) | weights, thresholds)
+
+
+def worth(gate: Gate, of: Candidate, kind: Kind, aggressiveness: Aggressiveness = "balanced") -> str:
+    """What is shown of a text."""
+    found = gate.sure(Edit(0, 0, 0, of.text), of, kind, aggressiveness)
+    return found.text if isinstance(found, Edit) else ""
 
 
 @given(TOKENS)
@@ -73,10 +82,24 @@ def test_the_cut_with_the_most_right_characters_is_taken_of_those_that_are_sure_
 
 def test_a_gate_shows_the_sure_beginning_of_a_text_or_nothing():
     of = candidate([("self", 0.99), (".name", 0.95), (" or", 0.2), (" x", 0.2)])
-    assert gate(0.6, product=1.0).worth(of, "rest") == len("self.name")
-    assert gate(0.999, product=1.0).worth(of, "rest") == 0
-    assert gate(0.01, product=1.0).worth(Candidate(""), "rest") == 0
-    assert gate(0.6, product=1.0).worth(candidate([("\n", 0.9)]), "lines") == 0
+    assert worth(gate(0.6, product=1.0), of, "rest") == "self.name"
+    assert worth(gate(0.999, product=1.0), of, "rest") == ""
+    assert worth(gate(0.01, product=1.0), Candidate(""), "rest") == ""
+    assert worth(gate(0.6, product=1.0), candidate([("\n", 0.9)]), "lines") == ""
+
+
+def test_the_more_eager_the_more_is_shown():
+    of = candidate([("self", 0.99), (".name", 0.8), (" or something", 0.7)])
+    shown = [worth(gate(0.6, product=1.0), of, "rest", how) for how in get_args(Aggressiveness)]
+    assert shown == ["self", "self.name", "self.name or something"]
+
+
+def test_a_beginning_that_cannot_stand_alone_is_not_shown_alone():
+    of = candidate([("f", 0.99), ("(", 0.98), ("a", 0.97), (")", 0.1)])
+    sure = gate(0.5, product=1.0).sure(Edit(0, 0, 0, of.text), of, "rest", stands=lambda part: "(" not in part)
+    assert sure == Edit(0, 0, 0, "f")
+    none = gate(0.5, product=1.0).sure(Edit(0, 0, 0, of.text), of, "rest", stands=lambda part: False)
+    assert none == Silence("what is right with 99% is a part that cannot stand alone")
 
 
 def test_broken_probabilities_break_nothing():
@@ -90,7 +113,8 @@ def test_the_installed_weights_are_those_of_the_features():
         pytest.skip("no gate was fitted")
     of = fitted()
     assert tuple(of.weights) == FEATURES
-    assert 0 < of.threshold < 1
+    quiet, balanced, eager = (of.thresholds[how] for how in get_args(Aggressiveness))
+    assert 1 > quiet >= balanced >= eager > 0
     for a, b in pairwise([0.1, 0.5, 0.9, 0.999]):
         low, high = (cuts(candidate([("x", prob), (" y", prob)]), "rest")[-1] for prob in (a, b))
         assert of.confidence(low) < of.confidence(high)
@@ -98,17 +122,29 @@ def test_the_installed_weights_are_those_of_the_features():
 
 def test_an_edit_is_cut_to_what_is_sure_and_leaves_what_it_would_have_replaced():
     of = candidate([("a", 0.9), (" +", 0.9), (" b", 0.1), (")", 0.1), ("\n", 0.9), ("c", 0.9)])
-    whole = Edit(3, 4, 5, "a + b)\r\nc")
-    sure = gate(0.5, **{"product log": 4.0, "one": 2.0}).sure(whole, of, "rest", "\r\n")
+    whole = Edit(3, 4, 5, "a + b)\nc")
+    sure = gate(0.5, **{"product log": 4.0, "one": 2.0}).sure(whole, of, "rest")
     assert sure == Edit(3, 4, 4, "a +")
 
 
 def test_an_edit_that_is_sure_stays_as_it_is():
-    of, whole = candidate([("a", 0.9), ("\n", 0.9), ("b", 0.9)]), Edit(3, 4, 5, "a\r\nb")
-    assert gate(0.5, one=1.0).sure(whole, of, "lines", "\r\n") == whole
+    of, whole = candidate([("a", 0.9), ("\n", 0.9), ("b", 0.9)]), Edit(3, 4, 5, "a\nb")
+    assert gate(0.5, one=1.0).sure(whole, of, "lines") == whole
 
 
 def test_nothing_is_shown_of_an_edit_that_is_not_sure():
     of = candidate([("a", 0.9), (" b", 0.9)])
-    assert gate(0.5, one=-1.0).sure(Edit(0, 0, 0, "a b"), of, "rest", "\n") is None
-    assert gate(0.5, one=9.0).sure(Edit(0, 0, 0, "elsewhere"), of, "rest", "\n") is None
+    assert gate(0.5, one=-1.0).sure(Edit(0, 0, 0, "a b"), of, "rest") == Silence(
+        "the text is right with 27%, balanced shows from 50%"
+    )
+    assert isinstance(gate(0.5, one=9.0).sure(Edit(0, 0, 0, "elsewhere"), of, "rest"), Silence)
+
+
+def test_where_nothing_was_fitted_a_text_is_as_sure_as_its_tokens_together(tmp_path):
+    of = candidate([("a", 0.9), (" +", 0.8), (" b", 0.7)])
+    assert fitted(tmp_path / "none.json") is PRODUCT
+    for cut, sure in zip(cuts(of, "rest"), (0.9, 0.72, 0.504), strict=True):
+        assert PRODUCT.confidence(cut) == pytest.approx(sure)
+    found = PRODUCT.sure(Edit(0, 0, 0, of.text), of, "rest")
+    assert isinstance(found, Edit)
+    assert found.text == "a +"

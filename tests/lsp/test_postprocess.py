@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from infill_engine.protocol import Candidate, End
 from marked import at
 
-from infill_lsp.core import Edit, Gap, Snapshot
+from infill_lsp.core import Edit, Gap, Silence, Snapshot
 from infill_lsp.extraction import cut
 from infill_lsp.postprocess import edit
 
 
-def edit_at(source: str, candidate: str | Candidate) -> tuple[Snapshot, Edit | None]:
+def edit_at(source: str, candidate: str | Candidate) -> tuple[Snapshot, Edit | Silence]:
     snapshot = at(source)
     gap = cut(snapshot, "invoked")
     assert isinstance(gap, Gap), gap
@@ -31,7 +31,7 @@ def applied(snapshot: Snapshot, change: Edit) -> str:
 def result(source: str, candidate: str | Candidate) -> str | None:
     """The document after the candidate's edit; None if nothing is offered."""
     snapshot, change = edit_at(source, candidate)
-    return applied(snapshot, change) if change else None
+    return applied(snapshot, change) if isinstance(change, Edit) else None
 
 
 @pytest.mark.parametrize(
@@ -141,12 +141,12 @@ def test_a_closing_line_that_the_text_needs_stays() -> None:
     gap = cut(snapshot, "invoked")
     assert isinstance(gap, Gap)
     needed = edit(snapshot, gap, Candidate("if (a) {\n    b();\n  }"))
-    assert needed is not None
+    assert isinstance(needed, Edit)
     assert applied(snapshot, needed) == "function f() {\n  if (a) {\n    b();\n  }\n}\n"
     too_many = edit(snapshot, gap, Candidate("if (a) {\n    b();\n  }\n  }\n"))
     assert too_many == needed
     repeated = edit(snapshot, gap, Candidate("b();\n  }"))
-    assert repeated is not None
+    assert isinstance(repeated, Edit)
     assert applied(snapshot, repeated) == "function f() {\n  b();\n}\n"
 
 
@@ -187,7 +187,8 @@ def test_indentation_is_counted_once_and_kept_as_it_is(source: str, candidate: s
         ("func|tion()", "tion()", None),
         ("func|tion()", "tion_name", None),
         ("x = |data + 1", "read_data", None),
-        ("x = |total", "sum(total", "x = sum(total"),
+        ("x = |total", "sum(total", None),
+        ("x = (|total", "sum(total", "x = (sum(total"),
         ("x = |total", "count + ", "x = count + total"),
         ("x = |data + b", "read_data + ", "x = read_data + data + b"),
     ],
@@ -287,7 +288,14 @@ def test_ends_do_not_cut_a_gap_of_one_line() -> None:
 
 
 def test_text_that_looks_like_markup_is_plain_text() -> None:
-    assert result("x = |", "'<|endoftext|>' + [MASK]") == "x = '<|endoftext|>' + [MASK]"
+    text = "'<fim_prefix>' + [MASK]"
+    assert result("# <fim_prefix>\nx = |", text) == f"# <fim_prefix>\nx = {text}"
+
+
+@pytest.mark.parametrize("token", ["<|endoftext|>", "<|fim_middle|>", "<fim_suffix>", "<file_sep>", "</s>", "[/INST]"])
+def test_special_tokens_and_what_follows_them_are_no_text(token: str) -> None:
+    assert result("x = |", f"a + b{token}c") == "x = a + b"
+    assert result("x = |", f"{token}c") is None
 
 
 CODE = st.text(st.sampled_from("ab _:([{)]}'\"#\\\n\n\t  é😀=,;"), max_size=40)
@@ -306,7 +314,7 @@ def test_an_edit_changes_nothing_else(
 ) -> None:
     ends = tuple(End(offset, score, 0.5) for offset, score in offsets)
     snapshot, change = edit_at((before + head + "|" + after).replace("\n", eol), Candidate(text, ends=ends))
-    if change is None:
+    if isinstance(change, Silence):
         return
     assert change.row == snapshot.row
     assert change.start == snapshot.column <= change.end <= len(snapshot.lines[snapshot.row])

@@ -1,0 +1,215 @@
+"""How much of a document does not read as its language says, with a text at the cursor.
+
+Where there is a syntax tree, the text is put into the document and what changed is parsed again: what the parser could
+not read is counted, and of the brackets that are tokens (not those in strings and comments) those without a partner.
+Where there is none, or no time for it, brackets and quotes of the lines around the cursor are counted as characters,
+up to a blank line. Either figure means little alone, since code is broken while it is typed and a count may misread an
+apostrophe in a comment; two of them, of the same place, can be compared.
+
+It does not know which texts are tried, nor why.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import takewhile
+from time import thread_time
+from typing import NamedTuple
+
+from tree_sitter import Parser, Tree
+
+from infill_lsp.core import Snapshot
+from infill_lsp.documents import parse
+from infill_lsp.extraction import MAX_LINE
+
+#: CPU seconds that all parses of one document's texts may take together. A try takes 1 to 3 ms in 5,000 lines.
+BUDGET_S = 0.02
+#: Lines read above and below the cursor line.
+NEIGHBOURS = 16
+
+_OPENERS = {")": "(", "]": "[", "}": "{"}
+_BRACKETS = frozenset("()[]{}")
+#: Strings, so that their brackets do not count, and brackets.
+_TOKENS = re.compile(
+    r"""
+      (?P<long>\"{3}|'{3}) (?: \\. | (?!(?P=long)). )* (?P<long_end>(?P=long))?
+    | (?P<short>["']) (?: \\. | (?!(?P=short))[^\\\n] )* (?P<short_end>(?P=short))?
+    | [()\[\]{}]
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+class Damage(NamedTuple):
+    """What does not read; less is better, in the order of the fields."""
+
+    #: Places that the parser could not read, or filled in itself; 0 where nothing is parsed.
+    faults: int
+    #: Brackets (and, counted as characters, quotes) around the cursor without a partner.
+    unmatched: int
+
+
+class TooSlow(Exception):
+    """The document takes too long to parse."""
+
+
+class ByCounting:
+    """Counts brackets and quotes of the paragraph around the cursor."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        row, lines = snapshot.row, snapshot.lines
+        above = lines[max(0, row - NEIGHBOURS) : row][::-1]
+        below = lines[row + 1 : row + 1 + NEIGHBOURS]
+        self._before = "\n".join([*reversed(list(takewhile(_is_code, above))), snapshot.head])
+        self._tail = snapshot.tail
+        self._below = "".join(f"\n{line}" for line in takewhile(_is_code, below))
+
+    @property
+    def parsable(self) -> bool:
+        """Whether the document is known to be without faults."""
+        return False
+
+    def damage(self, text: str, replaced: int = 0) -> Damage:
+        """With `text` in place of the first `replaced` code points behind the cursor."""
+        after = self._tail[replaced:] + self._below
+        return Damage(0, sum(None in pair for pair in pairs(self._before + text + after)))
+
+
+class ByTree:
+    """Parses the document with the text in it, from the tree that the snapshot has of it."""
+
+    def __init__(self, snapshot: Snapshot, tree: Tree) -> None:
+        row, lines = snapshot.row, snapshot.lines
+        self._tree = tree
+        self._parser = Parser(tree.language)
+        self._row = row
+        self._tail = snapshot.tail
+        self._before = _utf8("\n".join([*lines[:row], snapshot.head]))
+        self._column = len(_utf8(snapshot.head))
+        self._after = _utf8("\n".join([snapshot.tail, *lines[row + 1 :]]))
+        self._left_s = BUDGET_S
+        self._known: dict[tuple[str, int], Damage] = {}
+
+    @property
+    def parsable(self) -> bool:
+        """Whether the document is known to be without faults."""
+        return not self._tree.root_node.has_error
+
+    def damage(self, text: str, replaced: int = 0) -> Damage:
+        """With `text` in place of the first `replaced` code points behind the cursor. Raises `TooSlow`."""
+        key = text, replaced
+        if key not in self._known:
+            began = thread_time()
+            tree = self._parsed(text, replaced) if text or replaced else self._tree
+            rows = self._row - NEIGHBOURS, self._row + text.count("\n") + NEIGHBOURS
+            self._known[key] = Damage(_faults(tree), _unmatched(tree, *rows))
+            self._left_s -= thread_time() - began
+        return self._known[key]
+
+    def _parsed(self, text: str, replaced: int) -> Tree:
+        written, gone = _utf8(text), len(_utf8(self._tail[:replaced]))
+        start = len(self._before)
+        last = written.rpartition(b"\n")[2]
+        column = len(last) + (0 if b"\n" in written else self._column)
+        edited = self._tree.copy()
+        edited.edit(
+            start,
+            start + gone,
+            start + len(written),
+            (self._row, self._column),
+            (self._row, self._column + gone),
+            (self._row + written.count(b"\n"), column),
+        )
+        self._parser.included_ranges = edited.included_ranges  # Of a fence or a script it is that alone.
+        tree = None
+        if self._left_s > 0:
+            # Where the language is embedded in another, of its piece alone.
+            self._parser.included_ranges = edited.included_ranges
+            tree = parse(self._parser, self._before + written + self._after[gone:], self._left_s, edited)
+        if tree is None:
+            raise TooSlow
+        return tree
+
+
+Measure = ByTree | ByCounting
+
+
+def measures(snapshot: Snapshot) -> Iterator[Measure]:
+    """Ways to measure, the best first; the last is never too slow."""
+    if snapshot.tree is not None:
+        yield ByTree(snapshot, snapshot.tree)
+    yield ByCounting(snapshot)
+
+
+def pairs(text: str) -> Iterator[tuple[int | None, int | None]]:
+    """Offsets of each opener and its closer, None for the one that is missing; a string that ends is no pair."""
+    opened: list[tuple[str, int]] = []
+    for token in _TOKENS.finditer(text):
+        if token["long"] or token["short"]:
+            if not (token["long_end"] or token["short_end"]):
+                yield token.start(), None
+        elif token[0] not in _OPENERS:
+            opened.append((token[0], token.start()))
+        elif opened and opened[-1][0] == _OPENERS[token[0]]:
+            yield opened.pop()[1], token.start()
+        else:
+            yield None, token.start()
+    yield from ((offset, None) for _, offset in opened)
+
+
+def _faults(tree: Tree) -> int:
+    """Nodes that are errors or were filled in; what is inside one of them does not count again."""
+    count, nodes = 0, [tree.root_node]
+    while nodes:
+        node = nodes.pop()
+        if node.is_error or node.is_missing:
+            count += 1
+        elif node.has_error:
+            nodes += node.children
+    return count
+
+
+def _unmatched(tree: Tree, first: int, last: int) -> int:
+    """Brackets without a partner among the tokens of the rows `first` to `last`."""
+    opened: list[str] = []
+    strays = 0
+    for token in _tokens(tree, max(0, first), last):
+        for character in token:
+            if character not in _BRACKETS:
+                continue
+            if character not in _OPENERS:
+                opened.append(character)
+            elif opened and opened[-1] == _OPENERS[character]:
+                opened.pop()
+            else:
+                strays += 1
+    return strays + len(opened)
+
+
+def _tokens(tree: Tree, first: int, last: int) -> Iterator[str]:
+    """The anonymous leaves that hold a bracket, in order: `(`, but also `${` and `#[`."""
+    cursor = tree.walk()
+    while True:
+        node = cursor.node
+        assert node is not None
+        inside = node.start_point.row <= last and node.end_point.row >= first
+        if inside and cursor.goto_first_child_for_point((first, 0)) is not None:
+            continue
+        if inside and not node.is_named and not node.is_missing and not _BRACKETS.isdisjoint(node.type):
+            yield node.type
+        while node.start_point.row > last or not cursor.goto_next_sibling():
+            if not cursor.goto_parent():
+                return
+            node = cursor.node
+            assert node is not None
+
+
+def _is_code(line: str) -> bool:
+    """Whether the line belongs to a paragraph whose brackets are counted."""
+    return bool(line.strip()) and len(line) <= MAX_LINE
+
+
+def _utf8(text: str) -> bytes:
+    # A client may send half a surrogate pair (JSON can); it must not stop the parse.
+    return text.encode("utf-8", "surrogatepass")
