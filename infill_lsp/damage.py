@@ -22,9 +22,12 @@ from tree_sitter import Parser, Tree
 from infill_lsp.core import Snapshot
 from infill_lsp.documents import parse
 from infill_lsp.extraction import MAX_LINE
+from infill_lsp.languages import grammar
 
 #: CPU seconds that all parses of one document's texts may take together. A try takes 1 to 3 ms in 5,000 lines.
 BUDGET_S = 0.02
+#: Bytes of a document that is parsed from its beginning: 10 ms or so.
+MAX_PARSED = 64 * 1024
 #: Lines read above and below the cursor line.
 NEIGHBOURS = 16
 
@@ -136,9 +139,14 @@ Measure = ByTree | ByCounting
 
 
 def measures(snapshot: Snapshot) -> Iterator[Measure]:
-    """Ways to measure, the best first; the last is never too slow."""
-    if snapshot.tree is not None:
-        yield ByTree(snapshot, snapshot.tree)
+    """Ways to measure, the best first; the last is never too slow. A snapshot of a text that nobody has typed yet has no
+    tree, so that it is parsed here."""
+    tree = snapshot.tree
+    if tree is None and snapshot.within is None and (language := grammar(snapshot.language)) is not None:
+        source = _utf8("\n".join(snapshot.lines))
+        tree = parse(Parser(language), source, BUDGET_S) if len(source) <= MAX_PARSED else None
+    if tree is not None:
+        yield ByTree(snapshot, tree)
     yield ByCounting(snapshot)
 
 

@@ -22,6 +22,7 @@ from infill_engine.protocol import ANSWERED, Candidate, Final, Frame, InfillRequ
 
 from infill_lsp.cache import Cache, Suggestion
 from infill_lsp.client import EngineClient
+from infill_lsp.confidence import fitted
 from infill_lsp.core import Edit, Gap, Silence, Snapshot, Trigger
 from infill_lsp.extraction import cut
 from infill_lsp.postprocess import edit
@@ -189,7 +190,7 @@ class Suggestions:
                 purpose,
             )
             written = await self._write(request, snapshot, wanted, heard=not found and not purpose)
-            result = self._edit(snapshot, gap, written)
+            result = self._edit(snapshot, gap, written, question.trigger)
             if not found:
                 unfinished = written.final.reason in ("deadline", "starting")
                 reason = result.reason if isinstance(result, Silence) else _sure(written)
@@ -257,11 +258,13 @@ class Suggestions:
         kept = final.reason in (*ANSWERED, "error", "starting")
         return Written(best if kept else None, final)
 
-    def _edit(self, snapshot: Snapshot, gap: Gap, written: Written) -> Edit | Silence:
+    def _edit(self, snapshot: Snapshot, gap: Gap, written: Written, trigger: Trigger) -> Edit | Silence:
         """What of a text is worth showing, or why nothing is."""
         if written.candidate is None:
             return Silence(written.final.message or "the model wrote nothing")
-        return edit(snapshot, gap, written.candidate) or Silence("nothing of what the model wrote is worth showing")
+        settings = self._host.settings
+        aggressiveness = "eager" if trigger == "invoked" else settings.aggressiveness
+        return edit(snapshot, gap, written.candidate, fitted(), aggressiveness, settings.parse_check)
 
     def _prepare(self, question: Question, answer: Answer) -> None:
         """Begins what nobody waits for; it ends with the next key."""
@@ -299,7 +302,7 @@ class Suggestions:
         if isinstance(gap, Silence):
             return None
         written = await self._write(self._request(snapshot, gap, "speculation", AHEAD_MS), snapshot)
-        result = self._edit(snapshot, gap, written)
+        result = self._edit(snapshot, gap, written, trigger)
         return result if isinstance(result, Edit) else None
 
     def _is_better(self, edit: Edit, offered: Sequence[Suggestion]) -> bool:
