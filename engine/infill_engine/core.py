@@ -259,7 +259,7 @@ class OpenFacts:
     length: Literal["end", "elastic", "calibrated"]
     #: Ids that end the gap where they stand in a slot, `Facts.end_id` among them: the text is cut there.
     ends: frozenset[int]
-    #: "calibrated": the mean top probability B that a first pass has by its canvas's length alone, as (a, b, c, d, e) of
+    #: "calibrated": the mean top probability that a first pass has by its canvas's length alone: (a, b, c, d, e) of
     #: B(n) = a exp(-b n) + c exp(-d n) + e (CAL, appendix A); (0, 0, 0, 0, 1) corrects nothing.
     bias: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 1.0)
     #: The most slots that the policy may grow a canvas to.

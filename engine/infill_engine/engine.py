@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -23,6 +23,7 @@ import torch
 from infill_kernels import Allowed, backend, logits, moved, unmask
 from torch import Tensor
 
+from infill_engine.bidirectional import OpenFilling
 from infill_engine.config import EngineConfig
 from infill_engine.context import ContextCache, Lease
 from infill_engine.core import (
@@ -30,6 +31,8 @@ from infill_engine.core import (
     CommitPolicy,
     Contexts,
     Denoiser,
+    OpenDenoiser,
+    OpenPolicy,
     Outcome,
     Pass,
     Rows,
@@ -47,13 +50,12 @@ from infill_engine.protocol import (
     Frame,
     InfillRequest,
     Piece,
-    Proposals,
     Reason,
     Recalled,
     Slot,
-    Timing,
     content_id,
 )
+from infill_engine.run import STREAMED_TOKENS, Filling, Run, Source, in_time
 from infill_engine.tokenizer import Codec, Healed, LineTokenizer, Side
 
 if TYPE_CHECKING:  # they bring numba, which takes half a second to import
@@ -64,7 +66,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 S = TypeVar("S", str, list[int])
-Source = Literal["mask", "lookup", "last"]
 
 #: The canvas begins with this many slots and doubles when they are full, up to the request's limit.
 FIRST_SLOTS, MOST_SLOTS = 16, 256
@@ -88,9 +89,6 @@ SNIPPET_SHARE = 0.05
 #: Tokens of an earlier text proposed at once.
 LAST_TOKENS = 16
 
-#: A candidate is sent when a line is finished, and when this many tokens have come since the last one.
-STREAMED_TOKENS = 8
-
 #: Milliseconds that compiling may take: it was 14 s on two cores.
 WARM_UP_MS = 600_000
 
@@ -112,83 +110,27 @@ TOLD = 3
 
 
 @dataclass(slots=True, kw_only=True)
-class _Run:
-    """One request on its way. What does not change from pass to pass is made once."""
+class _Run(Run):
+    """A request whose text grows from the left."""
 
-    request: InfillRequest
-    started: float
-    lease: Lease
-    #: The segments before the gap and their tokens, but for the cursor line.
-    segments: list[str]
-    lines: list[tuple[int, ...]]
-    #: The cursor line before the gap.
-    head: Healed
-    #: The tokens after the gap; none where only blank lines follow.
-    after: list[int]
     #: What the gap's tokens will be if it is filled as it was before.
     last: list[int]
-    text: GapText
     #: What is remembered at this gap; None where the engine has no memory, and look-up proposes in its place.
     view: View | None
     lookup: Lookup | None
     canvas: Canvas = field(init=False)
-    contexts: Contexts = field(init=False)
-    state: Any = None
     #: Who proposed what is on the canvas.
     source: Source = "mask"
-    proposed: dict[Source, int] = field(default_factory=dict)
-    accepted: dict[Source, int] = field(default_factory=dict)
     #: Line ends whose branches are on the canvas: byte offset in the gap, probability of END there.
     scoring: list[tuple[int, float]] = field(default_factory=list)
     #: The slot at which END was the most probable and not taken, and how probable it was.
     refused: tuple[int, float] | None = None
-    #: Tokens in the last candidate that was sent.
-    sent: int = 0
-    encode_ms: float = 0.0
-    denoise_ms: float = 0.0
-    steps: int = 0
-    #: Snippets that the canvas sees, and better ones that it does not since they are not encoded.
-    snippets: int = 0
-    late_snippets: int = 0
-
-    @property
-    def document(self) -> tuple[str, str]:
-        return self.request.client, self.request.document
-
-    @property
-    def before(self) -> str:
-        """The whole text before the gap."""
-        return self.request.prefix + self.request.head
 
     @property
     def following(self) -> list[int]:
         """The suffix's first tokens, by which line ends are scored; none where nothing is to be scored."""
         one_line = self.request.max_lines == 1 or self.request.tail.strip()
         return [] if one_line else self.after[:SCORED_SUFFIX]
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until the deadline."""
-        return self.started + self.request.deadline_ms / 1000 - time.monotonic()
-
-    @property
-    def late(self) -> bool:
-        return self.left_s <= 0
-
-    def final(self, reason: Reason) -> Final:
-        timing = Timing(
-            encode_ms=self.encode_ms,
-            denoise_ms=self.denoise_ms,
-            steps=self.steps,
-            committed=self.text.tokens,
-            encoded=self.lease.encoded,
-            reused=self.lease.reused,
-            snippets=self.snippets,
-            late_snippets=self.late_snippets,
-            proposed=Proposals(**self.proposed),
-            accepted=Proposals(**self.accepted),
-        )
-        return Final(reason, timing=timing)
 
 
 class Engine:
@@ -197,20 +139,22 @@ class Engine:
     def __init__(
         self,
         name: str,
-        denoiser: Denoiser,
+        denoiser: Denoiser | OpenDenoiser,
         codec: Codec,
         config: EngineConfig,
-        policy: CommitPolicy | None = None,
+        policy: CommitPolicy | OpenPolicy | None = None,
         device: str = "cpu",
         dtype: str = "fp32",
         memory: Memory | None = None,
         workspaces: Workspaces | None = None,
     ) -> None:
-        """memory: of what is mixed into what the model says; workspaces: whose documents count beside the open file."""
+        """policy: for the kind of canvas that the family fills. memory: of what is mixed into what the model says;
+        workspaces: whose documents count beside the open file. A family that sees both sides has neither."""
         self.name, self.device, self.dtype = name, device, dtype
         self._denoiser = denoiser
-        self._policy = policy or VerifiedPolicy(config.mask_prob)
-        self._tokenizer = LineTokenizer(codec)
+        self._policy = cast(CommitPolicy | None, policy) or VerifiedPolicy(config.mask_prob)
+        facts = denoiser.facts.open
+        self._tokenizer = LineTokenizer(codec, heals=facts is None or facts.heals)
         self._config = config
         self._cache = ContextCache(denoiser, config.chunk_tokens, config.cache_mb << 20)
         self._texts = LastTexts()
@@ -224,6 +168,10 @@ class Engine:
         #: Masks a group, groups a pass.
         self._masks = denoiser.facts.lookahead if config.masks is None else config.masks
         self._groups = denoiser.facts.groups if config.mask_groups is None else config.mask_groups
+        #: Of a family that sees both sides.
+        self._open = self._opened(cast(OpenPolicy | None, policy)) if facts is not None else None
+        verified = Filling(self._begin, self._prepare, self._next_pass, self._step, self._finish)
+        self._filling = verified if self._open is None else self._open.stages
 
     @property
     def kernels(self) -> str:
@@ -249,18 +197,19 @@ class Engine:
         deadline. Closing it frees what it holds. Raises `MemoryError` where its contexts do not fit beside what other
         requests use.
         """
+        filling = self._filling
         with self._cache.lease() as lease:
-            run = self._begin(request, started, lease)
+            run = filling.begin(request, started, lease)
             try:
-                reason = yield from self._prepare(run)
+                reason = yield from filling.prepare(run)
                 while reason is None:
-                    outcome = yield self._next_pass(run)
-                    reason, events = ("deadline", []) if outcome is None else self._step(run, outcome)
+                    outcome = yield filling.next_pass(run)
+                    reason, events = ("deadline", []) if outcome is None else filling.step(run, outcome)
                     yield from events
             finally:
-                self._texts.keep(run.document, run.before, run.text.candidate().text)
-        if reason != "end":
-            run.text.close()
+                if not request.avoid:  # who types on goes on with the first text
+                    self._texts.keep(run.document, run.before, run.text.candidate().text)
+        filling.close(run, reason)
         if run.steps:
             yield run.text.candidate()
         yield run.final(reason)
@@ -273,6 +222,11 @@ class Engine:
         Raises `MemoryError` where there is no room and no context to forget; fewer passes may fit.
         """
         began, steps = time.perf_counter(), self._steps(passes)
+        if self._open is not None:
+            hidden, states = self._forward(passes, self._denoiser.denoise)
+            rows, states = self._open.read(passes, hidden, states)
+            seconds = time.perf_counter() - began
+            return [Outcome(of_pass, state, seconds) for of_pass, state in zip(rows, states, strict=True)]
         if steps > 1:
             write = partial(cast(Writer, self._denoiser).write, steps=steps, read=self._say)
             written, states = self._forward(passes, write)
@@ -334,13 +288,15 @@ class Engine:
         with cache.lease(ahead=True) as lease:
             current = window(key)
             yield from cache.stream(key, current, head.tokens, left, lease)
-            if after := self._after(request)[: self._config.suffix_tokens]:
+            after = self._after(request)[: self._config.suffix_tokens]
+            if after and self._open is None:  # else it stands on the canvas
                 yield from cache.block(after, lease)
             full = window(following)
             if len(full) > len(current):
                 yield from cache.stream(following, full, head.tokens, left, lease)
                 cache.replace(key, following)
-            for tokens in filter(None, self._snippets(request) if self._config.snippets else ()):
+            blocks = self._snippets(request) if self._config.snippets and self._open is None else ()
+            for tokens in filter(None, blocks):
                 yield from cache.block(tokens, lease)
         if self._memory is not None:
             for side in self._around(request):
@@ -399,6 +355,25 @@ class Engine:
     def _said(self, tokens: Sequence[int]) -> str:
         return self._tokenizer.text(tokens).decode(errors="replace")
 
+    def _opened(self, policy: OpenPolicy | None) -> OpenFilling:
+        """What fills canvases that are open on both sides."""
+        return OpenFilling(
+            cast(OpenDenoiser, self._denoiser),
+            self._cache,
+            self._tokenizer,
+            self._config,
+            policy,
+            window=self._window,
+            split=self._split,
+            after=self._after,
+        )
+
+    def _window(self, run: Run, after: Sequence[int] = ()) -> tuple[tuple[int, ...], ...]:
+        """The lines that the prefix stream should hold; after: tokens to be encoded besides."""
+        seconds = run.request.deadline_ms / 1000 * ENCODE_SHARE - len(after) / self._cache.rate
+        cost = _start_cost(run.segments)
+        return self._cache.window(run.document, run.lines, self._config.prefix_tokens, seconds, cost)
+
     def _begin(self, request: InfillRequest, started: float, lease: Lease) -> _Run:
         """Tokenises, once a request."""
         segments, lines, head = self._split(request)
@@ -425,28 +400,22 @@ class Engine:
         request, cache, config = run.request, self._cache, self._config
         after = run.after[: config.suffix_tokens]
         total_s = request.deadline_ms / 1000
-        window = cache.window(
-            run.document,
-            run.lines,
-            config.prefix_tokens,
-            total_s * ENCODE_SHARE - len(after) / cache.rate,
-            _start_cost(run.segments),
-        )
+        window = self._window(run, after)
         stream = cache.stream(run.document, window, run.head.tokens, self._denoiser.facts.left, run.lease)
-        encoded = yield from _in_time(run, stream)
+        encoded = yield from in_time(run, stream)
         if encoded is None:
             return "deadline"
         prefix, left = encoded
         run.canvas, run.contexts = Canvas(prefix.length, tuple(left), FIRST_SLOTS), Contexts(prefix)
         if after:
             after = list(cache.affordable(after, run.left_s - total_s * (1 - ENCODE_SHARE)))
-            block = yield from _in_time(run, cache.block(after, run.lease))
+            block = yield from in_time(run, cache.block(after, run.lease))
             if block is None:
                 return "deadline"
             run.contexts = Contexts(prefix, (block,))
         chosen = self._chosen(request)
         for tokens in filter(None, chosen):
-            block = yield from _in_time(run, cache.block(tokens, run.lease))
+            block = yield from in_time(run, cache.block(tokens, run.lease))
             if block is None:
                 return "deadline"
             run.contexts = Contexts(prefix, (*run.contexts.blocks, block))
@@ -602,9 +571,7 @@ class Engine:
         before, rows = run.canvas, outcome.rows
         if outcome.steps > 1:  # what was written before the last token is as if proposed and confirmed
             before = replace(before, proposal=tuple(rows.token[:-1]))
-        run.state = outcome.state
-        run.steps += outcome.steps
-        run.denoise_ms += outcome.seconds * 1000
+        run.took(outcome)
         reason, finished_line = None, False
         if run.scoring:
             opened = len(rows) - len(run.scoring) * len(run.following)
@@ -626,6 +593,11 @@ class Engine:
             run.sent = run.text.tokens
             events.append(run.text.candidate(whole_words=not finished_line))
         return reason, events
+
+    def _finish(self, run: _Run, reason: Reason) -> None:
+        """Closes the text, which may end within a word."""
+        if reason != "end":
+            run.text.close()
 
     def _take(self, run: _Run, after: Canvas, rows: Rows) -> tuple[Canvas, Reason | None, bool]:
         """Adds what was committed to the text, up to where it has to stop; hangs a branch onto the canvas where a line
@@ -746,7 +718,21 @@ class Engine:
         sets = dict(enumerate(self._tokenizer.restricted(run.text.pending, run.canvas.proposal)))
         if run.refused is not None and run.refused[0] == run.canvas.frontier:
             sets.setdefault(0, self._unending)
-        return sets
+        return sets | self._begun_otherwise(run, sets)
+
+    def _begun_otherwise(self, run: _Run, sets: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """The rows at which the gap could still begin as a text that it is to avoid, each without the ids that do so."""
+        avoid = [text.encode() for text in run.request.avoid]
+        written, rest = run.text.candidate().text.encode(), run.text.pending
+        found: dict[int, Tensor] = {}
+        for row, token in enumerate((*run.canvas.proposal, None)):
+            if not avoid or written.strip():
+                break
+            other = self._tokenizer.beginning_otherwise(rest, avoid)
+            found[row] = other & sets[row] if row in sets else other
+            piece = self._tokenizer.codec.tokens[token] if token is not None else b""
+            written, rest = written + piece[len(rest) :], rest[len(piece) :]
+        return found
 
     def _frame(self, run: _Run) -> Frame:
         """The canvas as it stands after a step."""
@@ -760,22 +746,6 @@ class Engine:
             slots.append(Slot(self._tokenizer.codec.tokens[token].decode(errors="replace"), 0.0, "proposed"))
         slots += [Slot("", 0.0, "mask")] * (run.canvas.size - len(slots))
         return Frame(run.steps, (time.monotonic() - run.started) * 1000, tuple(slots))
-
-
-def _in_time(run: _Run, work: Generator[None, None, T]) -> Generator[None, None, T | None]:
-    """Passes on what `work` asks for and returns its value, or None as soon as the deadline has come."""
-    while True:
-        began = time.perf_counter()
-        try:
-            next(work)
-        except StopIteration as done:
-            return cast(T, done.value)
-        finally:
-            run.encode_ms += (time.perf_counter() - began) * 1000
-        yield None
-        if run.late:
-            work.close()
-            return None
 
 
 def _rows(said: Tensor) -> Rows:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate, chain
 from typing import NamedTuple, Protocol, cast
 
@@ -54,8 +54,10 @@ class Healed(NamedTuple):
 class LineTokenizer:
     """A `Codec` applied by line, with caches by text."""
 
-    def __init__(self, codec: Codec, cached_segments: int = 65536) -> None:
+    def __init__(self, codec: Codec, cached_segments: int = 65536, heals: bool = True) -> None:
+        """heals: whether text before a gap is to be taken back to a boundary."""
         self.codec = codec
+        self._heals = heals
         self.encode_segment = lru_cache(cached_segments)(lambda text: tuple(codec.encode(text)))
         ordered = sorted((b, i) for i, b in enumerate(codec.tokens) if b)
         self._keys = [b for b, _ in ordered]
@@ -92,7 +94,7 @@ class LineTokenizer:
         text before the cursor is tokenised as it stands, because trailing space or half a word is no token that
         training text would have there.
         """
-        piece = self.codec.last_piece(segment)
+        piece = self.codec.last_piece(segment) if self._heals else ""
         if len(piece.encode(errors="replace")) <= MAX_HEALED_BYTES:
             return Healed(list(self.encode_segment(segment[: len(segment) - len(piece)])), piece.encode())
         tokens, rest = list(self.encode_segment(segment)), b""
@@ -128,6 +130,29 @@ class LineTokenizer:
             if token is not None:
                 mask[token] = True
         return mask
+
+    def beginning_otherwise(self, rest: bytes, texts: Iterable[bytes]) -> Tensor:
+        """bool [V]: the ids that may begin a gap which shall begin otherwise than each of `texts`, whitespace aside; an
+        id that first writes `rest` again counts by what it writes beyond. Ids that begin one of them may not."""
+        mask = torch.ones(len(self.codec.tokens), dtype=torch.bool)
+        for text in texts:
+            start = text.lstrip()
+            for end in range(1, min(len(start), self._longest) + 1):
+                for i in self._by_word.get((rest + start[:end]).lstrip(), ()):
+                    mask[i] &= not self.codec.tokens[i].startswith(rest)
+        return mask
+
+    @cached_property
+    def _by_word(self) -> dict[bytes, list[int]]:
+        """The ids by their bytes without the whitespace at their beginning."""
+        found: dict[bytes, list[int]] = {}
+        for i, piece in enumerate(self.codec.tokens):
+            found.setdefault(piece.lstrip(), []).append(i)
+        return found
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self.codec.tokens))
 
     def text(self, tokens: Sequence[int]) -> bytes:
         """The bytes of ids; may end within a character."""

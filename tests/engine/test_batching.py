@@ -458,14 +458,14 @@ def test_where_all_memory_is_in_use_one_ends_and_the_others_live_on():
 
 def test_one_that_finds_no_memory_behind_a_pass_takes_it_from_one_of_that_pass(monkeypatch):
     with Bench({"first=": LONG, "=": "x"}) as bench:
-        steps = bench.engine._step
+        filling = bench.engine._filling
 
         def step(run, outcome):
             if run.request.document == "first" and any(job.wants for job in bench.scheduler._jobs):
                 raise MemoryError
-            return steps(run, outcome)
+            return filling.step(run, outcome)
 
-        monkeypatch.setattr(bench.engine, "_step", step)
+        monkeypatch.setattr(bench.engine, "_filling", filling._replace(step=step))
         with bench.busy() as first:
             other = bench.submit(ask("other", head="=", priority="explicit"))
         assert other.final().reason == "busy"
