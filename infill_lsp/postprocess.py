@@ -50,11 +50,13 @@ def edit(
     gate: Gate | None = None,
     aggressiveness: Aggressiveness = "balanced",
     parse_check: bool = True,
+    over_tail: bool = True,
 ) -> Edit | Silence:
     """The edit that inserts what of the candidate belongs at the cursor; why not, where nothing does.
 
     Without a gate all of it is taken for sure. With `parse_check` a document that parses does so with the edit, too;
-    one without a syntax tree, or that takes too long to parse, is not known to parse.
+    one without a syntax tree, or that takes too long to parse, is not known to parse. Without `over_tail` nothing
+    behind the cursor is replaced.
     """
     if _FORBIDDEN.search(candidate.text):
         return Silence("the text holds characters that no document gains by")
@@ -62,7 +64,7 @@ def edit(
     for measure in measures(snapshot):
         place = _Place.of(snapshot, measure)
         with suppress(TooSlow):
-            found = _fitted(tidy, gap, place)
+            found = _fitted(tidy, gap, place, over_tail)
             if isinstance(found, Edit) and parse_check:
                 found = _to_parsable(found, place)
             if isinstance(found, Edit) and gate is not None:
@@ -179,7 +181,7 @@ class _Place:
         return self.measure.parsable and self.damage(text, replaced).faults > 0
 
 
-def _fitted(tidy: Candidate, gap: Gap, place: _Place) -> Edit | Silence:
+def _fitted(tidy: Candidate, gap: Gap, place: _Place, over_tail: bool) -> Edit | Silence:
     """What of the text belongs at the cursor, LF only."""
     text = _to_best_end(tidy, gap, place)
     text = _within_limits(text, gap)
@@ -189,7 +191,7 @@ def _fitted(tidy: Candidate, gap: Gap, place: _Place) -> Edit | Silence:
     text = _without_tail(text, place)
     text = _without_following_lines(text, place)
     text = _to_closed_brackets(text, place)
-    replaced = _replaced_tail(text, place)
+    replaced = _replaced_tail(text, place) if over_tail else ""
     if not replaced:
         text = _to_stray_closer(text, place)
     text = _without_trailing_space(text, place)
