@@ -95,8 +95,18 @@ class KVPool:
 class Rope:
     """Rotary tables in fp32, grown on demand. Not safe to share between threads."""
 
-    def __init__(self, head_size: int, base: float, device: torch.device | str = "cpu", positions: int = 2048) -> None:
+    def __init__(
+        self,
+        head_size: int,
+        base: float,
+        device: torch.device | str = "cpu",
+        positions: int = 2048,
+        share: float = 1.0,
+    ) -> None:
+        """share: of each half of a head, how much turns; the rest stays as it is ("proportional" RoPE, whose turning
+        frequencies are those of a whole head)."""
         self._inverse = base ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
+        self._inverse[int(share * head_size // 2) :] = 0.0
         self._device = device
         #: fp32 [2, P, hd / 2], cosines and sines of position times frequency.
         self.table = self._fill(positions)

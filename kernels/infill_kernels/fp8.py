@@ -46,6 +46,14 @@ class Fp8Linear:
         self._values, scale = quantise_rows(padded)
         self._scale = scale.T.contiguous()  # [1, O]
 
+    @classmethod
+    def kept(cls, values: Tensor, scale: Tensor) -> Fp8Linear:
+        """Of what is in e4m3 already: [O, K], both multiples of `MULTIPLE`, and fp32 [O, 1], on one device."""
+        own = cls.__new__(cls)
+        own._outs, own._ins = values.shape
+        own._values, own._scale = values, scale.T.contiguous()
+        return own
+
     @property
     def nbytes(self) -> int:
         """Memory held."""

@@ -1,0 +1,401 @@
+"""DiffusionGemma: block diffusion by a Gemma-like mixture of experts, run as a denoiser.
+
+One stack of weights is run in two ways. As an encoder it is causal and writes the keys and values of the prefix. As a
+decoder it reads these, and a canvas whose rows all see each other; only the scalars behind its layers are its own.
+There is no mask token: an open slot holds a token drawn uniformly, and the decoder is also given what it expected in
+the pass before (self-conditioning). It knows its weights, its contexts and a canvas; not text, not requests.
+
+    v = x / rms(x),   n_w(x) = w v                                          (w itself, not 1 + w)
+    x <- x + n(attention(n(x)));   x <- x + n(n(mlp(n(x))) + n(experts(n(x))));   x <- s x
+    attention: queries and keys normed and rotated, scores not scaled; values normed without w; on full layers the
+    values are made of the keys' product. The router reads v(x) r d^-1/2, r learned.
+    sliding layers: the encoder sees |i - j| < w; every row of the decoder the last w - 1 of the prefix, and the canvas.
+    decoder's input: v(E_t + ff(n(e))),  e = sqrt(d) sum_t p_t E_t of the pass before, 0 in the first
+
+For infilling the suffix shares the canvas and is pinned. A pinned row is conditioned on its own token, as if it had
+been predicted with certainty.
+
+Sources: the model as in transformers >= 5.11 (`DiffusionGemmaForBlockDiffusion`), against which the tests compare;
+self-conditioning (Chen et al. 2022, arXiv 2208.04202); soft-capped logits (Gemma 2, arXiv 2408.00118).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from infill_kernels import (
+    LEFT,
+    OPEN,
+    PAGE,
+    Head,
+    KVPool,
+    Part,
+    Placed,
+    Plan,
+    Rope,
+    canvas_attention,
+    moved,
+    plan,
+    rotate_and_store,
+)
+from infill_kernels.experts import mixture
+from infill_kernels.stored import Linear, Stored
+from torch import Tensor
+
+from infill_engine.checkpoint import Weights
+from infill_engine.core import ContextKV, Contexts, ModelError, OpenCanvas
+
+#: Where the weights that both uses share are named.
+ROOT = "model.decoder."
+#: Layers that one step of encoding runs: between two, more urgent work may go first.
+GROUP = 6
+
+_gelu = partial(F.gelu, approximate="tanh")
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """The sizes of one kind of layer."""
+
+    kv_heads: int
+    head_size: int
+    rope_base: float
+    #: How much of a head turns.
+    rope_share: float
+    #: None: sees everything.
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The model's sizes, as its config.json says them."""
+
+    width: int
+    heads: int
+    vocab: int
+    #: Of each layer, whether it is full.
+    full: tuple[bool, ...]
+    kinds: tuple[Attention, Attention]
+    top_k: int
+    eps: float
+    softcap: float
+    canvas: int
+    positions: int
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Shape:
+        """Raises `ModelError` for a config that is not this family's, or lacks something."""
+        try:
+            text = config["text_config"]
+            full = tuple(kind == "full_attention" for kind in text["layer_types"])
+            own = text.get("per_layer_config") or {}
+            rope = text["rope_parameters"]
+            wide: Mapping[str, Any] = next(
+                (own[str(i)] for i, is_full in enumerate(full) if is_full and str(i) in own), {}
+            )
+            heads = wide.get("num_key_value_heads", text["num_key_value_heads"])
+            return cls(
+                width=text["hidden_size"],
+                heads=text["num_attention_heads"],
+                vocab=text["vocab_size"],
+                full=full,
+                kinds=(
+                    Attention(
+                        text["num_key_value_heads"],
+                        text["head_dim"],
+                        rope["sliding_attention"]["rope_theta"],
+                        rope["sliding_attention"].get("partial_rotary_factor", 1.0),
+                        text["sliding_window"],
+                    ),
+                    Attention(
+                        text.get("num_global_key_value_heads") or heads,
+                        wide.get("head_dim", text.get("global_head_dim", 512)),
+                        rope["full_attention"]["rope_theta"],
+                        rope["full_attention"].get("partial_rotary_factor", 1.0),
+                        None,
+                    ),
+                ),
+                top_k=text["top_k_experts"],
+                eps=text["rms_norm_eps"],
+                softcap=text.get("final_logit_softcapping", 30.0),
+                canvas=config.get("canvas_length", 256),
+                positions=text["max_position_embeddings"],
+            )
+        except (KeyError, TypeError) as error:
+            raise ModelError(f"its config.json is not DiffusionGemma's: {error} is missing") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One layer's weights; `scalars` are those of encoder and decoder."""
+
+    input_norm: Tensor
+    to_qkv: Linear
+    q_norm: Tensor
+    k_norm: Tensor
+    to_output: Linear
+    attention_norm: Tensor
+    mlp_norm: Tensor
+    to_gate_up: Linear
+    to_down: Linear
+    mlp_after: Tensor
+    router_scale: Tensor
+    router: Tensor
+    expert_scale: Tensor
+    experts_norm: Tensor
+    expert_gate_up: Stored
+    expert_down: Stored
+    experts_after: Tensor
+    after: Tensor
+    scalars: tuple[Tensor, Tensor]
+
+
+class _KV:
+    """Keys and values of one run of tokens, in pages of the pools of both kinds of layers, to which they return."""
+
+    def __init__(self, pools: tuple[KVPool, KVPool]) -> None:
+        self.length = 0
+        self.pages: tuple[list[int], list[int]] = ([], [])
+        self._pools = pools
+
+    @property
+    def nbytes(self) -> int:
+        return sum(len(pages) * pool.page_bytes for pages, pool in zip(self.pages, self._pools, strict=True))
+
+    def truncate(self, length: int) -> None:
+        self.length = min(self.length, length)
+        self._give(-(-self.length // PAGE))
+
+    def reserve(self, length: int) -> None:
+        """Room for `length` tokens. Raises `MemoryError` where a pool has no more."""
+        for pages, pool in zip(self.pages, self._pools, strict=True):
+            while len(pages) * PAGE < length:
+                pages.append(pool.take())
+
+    def _give(self, kept: int) -> None:
+        for pages, pool in zip(self.pages, self._pools, strict=True):
+            pool.give(pages[kept:])
+            del pages[kept:]
+
+    def __del__(self) -> None:
+        self._give(0)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What is kept of a canvas from pass to pass."""
+
+    #: Room for its keys and values, which are computed anew each time.
+    kv: _KV
+    #: The slots that were open in the last pass, and what each was expected to be: [R, D], in units of the embedding.
+    open: tuple[int, ...] = ()
+    soft: Tensor | None = None
+
+
+class DiffusionGemma:
+    """The model: `encode` and `decode` over one stack."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        weights: Weights,
+        device: torch.device | str,
+        cache_bytes: int = 512 << 20,
+    ) -> None:
+        """cache_bytes: memory for the keys and values of all contexts and canvases."""
+        self.shape, self._device = shape, torch.device(device)
+        self.embedding = weights.dense(f"{ROOT}embed_tokens.weight")
+        self._norm = weights.dense(f"{ROOT}norm.weight")
+        self._layers = [_layer(weights, shape, i) for i in range(len(shape.full))]
+        conditioning = f"{ROOT}self_conditioning."
+        self._soft_norm = weights.dense(f"{conditioning}pre_norm.weight")
+        self._soft_gate_up = weights.linear(f"{conditioning}gate_proj.weight", f"{conditioning}up_proj.weight")
+        self._soft_down = weights.linear(f"{conditioning}down_proj.weight")
+        self._ropes = tuple(
+            Rope(kind.head_size, kind.rope_base, self._device, share=kind.rope_share) for kind in shape.kinds
+        )
+        sizes = [(shape.full.count(full), *(kind.kv_heads, kind.head_size)) for full, kind in enumerate(shape.kinds)]
+        page_bytes = sum(2 * math.prod(size) * PAGE for size in sizes) * self.embedding.itemsize
+        pages = max(2 * -(-shape.canvas // PAGE), cache_bytes // page_bytes)
+        sliding, full = (KVPool(*size, pages, self.embedding.dtype, self._device) for size in sizes)
+        self.pools = sliding, full
+
+    @property
+    def scale(self) -> Tensor:
+        """What embeddings are multiplied by, rounded as they are."""
+        return torch.tensor(math.sqrt(self.shape.width), dtype=self.embedding.dtype, device=self._device)
+
+    def encode(self, tokens: Sequence[int], kv: _KV) -> Generator[None, None, None]:
+        """Extends the keys and values of a prefix in place; each step but the last yields."""
+        n, done = len(tokens), kv.length
+        kv.reserve(done + n)
+        positions, parents, classes = range(done, done + n), range(-1, n - 1), [LEFT] * n
+        plans = [
+            plan([Part(positions, parents, classes, n, kv.pages[full], done, [Placed(kv.pages[full], 0, done)])], 0.0,
+                 self._device)
+            for full in (False, True)
+        ]  # fmt: skip
+        x = F.embedding(moved(torch.tensor(tokens), self._device), self.embedding) * self.scale
+        for i in range(len(self._layers)):
+            if i and i % GROUP == 0:
+                yield
+            kind = self.shape.kinds[self.shape.full[i]]
+            x = self._run(x, i, plans[self.shape.full[i]], kind.window, 0)
+        kv.length = done + n
+
+    def decode(self, tokens: Tensor, soft: Tensor, plans: Sequence[Plan]) -> Tensor:
+        """The rows [N, D] of the final norm for canvases of N tokens in all.
+
+        tokens: int64 [N]; soft: [N, D], the expected embedding of each, 0 in a canvas's first pass; plans: for sliding
+        and for full layers (see `planned`).
+        """
+        embedded = F.embedding(tokens, self.embedding) * self.scale
+        gate, up = self._soft_gate_up(self._normed(soft * self.scale, self._soft_norm)).chunk(2, -1)
+        x = self._normed(embedded + self._soft_down(_gelu(gate) * up))
+        for i, full in enumerate(self.shape.full):
+            x = self._run(x, i, plans[full], None, 1)
+        return self._normed(x, self._norm)
+
+    def planned(self, canvases: Sequence[tuple[int, int]], prefixes: Sequence[_KV], own: Sequence[_KV]) -> list[Plan]:
+        """Plans a decoder's pass for sliding and for full layers: every row of a canvas sees its whole canvas.
+
+        canvases: where each begins and how many tokens it has; own: room for its keys and values.
+        """
+        plans = []
+        for full, kind in enumerate(self.shape.kinds):
+            parts = []
+            for (origin, size), prefix, kv in zip(canvases, prefixes, own, strict=True):
+                # Of the prefix the same tokens for every row: not a window that moves with them.
+                first = 0 if kind.window is None else max(0, origin - (kind.window - 1))
+                seen = [Placed(prefix.pages[full], first, origin)]
+                alike = range(origin, origin + size), [-1] * size, [OPEN] * size
+                parts.append(Part(*alike, size, kv.pages[full], 0, seen))
+            plans.append(plan(parts, 0.0, self._device))
+        return plans
+
+    def _run(self, x: Tensor, i: int, of_pass: Plan, window: int | None, use: int) -> Tensor:
+        """Layer i; use: 0 as of the encoder, 1 as of the decoder."""
+        layer, shape, full = self._layers[i], self.shape, self.shape.full[i]
+        kind, pool, rope = shape.kinds[full], self.pools[full], self._ropes[full]
+        index = sum(other == full for other in shape.full[:i])
+        keys, values = pool.keys[index], pool.values[index]
+
+        heads = layer.to_qkv(self._normed(x, layer.input_norm)).view(len(x), -1, kind.head_size)
+        q, k = heads[:, : shape.heads], heads[:, shape.heads : shape.heads + kind.kv_heads]
+        v = k if full else heads[:, shape.heads + kind.kv_heads :]
+        qkv = torch.cat([self._normed(q, layer.q_norm), self._normed(k, layer.k_norm), self._normed(v)], 1)
+        q = rotate_and_store(qkv, keys, values, of_pass, rope)
+        attended = canvas_attention(q, keys, values, of_pass, rope, scale=1.0, window=window)
+        x = x + self._normed(layer.to_output(attended.flatten(1)), layer.attention_norm)
+
+        gate, up = layer.to_gate_up(self._normed(x, layer.mlp_norm)).chunk(2, -1)
+        common = self._normed(layer.to_down(_gelu(gate) * up), layer.mlp_after)
+        routed = F.linear(self._normed(x) * layer.router_scale * shape.width**-0.5, layer.router)
+        share, expert = routed.float().softmax(-1).topk(shape.top_k, -1)
+        share = share / share.sum(-1, keepdim=True) * layer.expert_scale[expert].float()
+        chosen = self._normed(x, layer.experts_norm)
+        chosen = mixture(chosen, expert, share, layer.expert_gate_up, layer.expert_down, _gelu)
+        both = common + self._normed(chosen, layer.experts_after)
+        return (x + self._normed(both, layer.after)) * layer.scalars[use]
+
+    def _normed(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
+        """RMSNorm over the last dimension."""
+        return F.rms_norm(x, x.shape[-1:], weight, self.shape.eps)
+
+
+def _layer(weights: Weights, shape: Shape, i: int) -> _Layer:
+    at = f"{ROOT}layers.{i}."
+
+    def norm(name: str) -> Tensor:
+        return weights.dense(f"{at}{name}.weight")
+
+    attention = ("q_proj", "k_proj") if shape.full[i] else ("q_proj", "k_proj", "v_proj")
+    return _Layer(
+        input_norm=norm("input_layernorm"),
+        to_qkv=weights.linear(*(f"{at}self_attn.{name}.weight" for name in attention)),
+        q_norm=norm("self_attn.q_norm"),
+        k_norm=norm("self_attn.k_norm"),
+        to_output=weights.linear(f"{at}self_attn.o_proj.weight"),
+        attention_norm=norm("post_attention_layernorm"),
+        mlp_norm=norm("pre_feedforward_layernorm"),
+        to_gate_up=weights.linear(f"{at}mlp.gate_proj.weight", f"{at}mlp.up_proj.weight"),
+        to_down=weights.linear(f"{at}mlp.down_proj.weight"),
+        mlp_after=norm("post_feedforward_layernorm_1"),
+        router_scale=weights.dense(f"{at}router.scale"),
+        router=weights.dense(f"{at}router.proj.weight"),
+        expert_scale=weights.dense(f"{at}router.per_expert_scale"),
+        experts_norm=norm("pre_feedforward_layernorm_2"),
+        expert_gate_up=weights.stored(f"{at}experts.gate_up_proj"),
+        expert_down=weights.stored(f"{at}experts.down_proj"),
+        experts_after=norm("post_feedforward_layernorm_2"),
+        after=norm("post_feedforward_layernorm"),
+        scalars=(
+            weights.dense(f"model.encoder.language_model.layers.{i}.layer_scalar"),
+            weights.dense(f"{at}layer_scalar"),
+        ),
+    )
+
+
+class DiffusionGemmaDenoiser:
+    """`OpenDenoiser`, and `SelfConditioned`, of DiffusionGemma."""
+
+    def __init__(self, model: DiffusionGemma, facts: Any, banned: Tensor | None = None) -> None:
+        """facts: those of the family for this checkpoint; banned: bool [V], ids that are never produced."""
+        self.facts = facts
+        self.head = Head(model.embedding, softcap=model.shape.softcap, banned=banned)
+        self._model = model
+
+    def encode(
+        self, tokens: Sequence[int], kv: ContextKV | None, ahead: bool = False
+    ) -> Generator[None, None, ContextKV]:
+        own = cast(_KV, kv) if kv is not None else _KV(self._model.pools)
+        if tokens:
+            yield from self._model.encode(tokens, own)
+            yield
+        return own
+
+    def denoise(
+        self, canvases: Sequence[OpenCanvas], contexts: Sequence[Contexts], states: Sequence[Any]
+    ) -> tuple[list[Tensor], list[Any]]:
+        model = self._model
+        before = [cast(_State, state or _State(_KV(model.pools))) for state in states]
+        for canvas, state in zip(canvases, before, strict=True):
+            state.kv.reserve(len(canvas.tokens))
+        everything = torch.tensor([token for canvas in canvases for token in canvas.tokens])
+        tokens = moved(everything, self.head.weight.device)
+        sizes = [len(canvas.tokens) for canvas in canvases]
+        plans = model.planned(
+            [(canvas.origin, size) for canvas, size in zip(canvases, sizes, strict=True)],
+            [cast(_KV, context.prefix) for context in contexts],
+            [state.kv for state in before],
+        )
+        soft = torch.cat([self._soft(*pair) for pair in zip(canvases, before, strict=True)])
+        rows = torch.split(model.decode(tokens, soft, plans), sizes)
+        hidden, after = [], []
+        for canvas, row, state in zip(canvases, rows, before, strict=True):
+            slots = canvas.open
+            hidden.append(row[moved(torch.tensor(slots), row.device) + len(canvas.left)])
+            after.append(_State(state.kv, tuple(slots)))
+        return hidden, after
+
+    def condition(self, state: Any, soft: Tensor) -> Any:
+        return replace(cast(_State, state), soft=soft)
+
+    def _soft(self, canvas: OpenCanvas, state: _State) -> Tensor:
+        """[T, D], the expected embedding of each token of a canvas."""
+        embedding = self.head.weight
+        if state.soft is None:
+            return embedding.new_zeros(len(canvas.tokens), embedding.shape[1])
+        # What is pinned is expected to be what it is.
+        soft = F.embedding(moved(torch.tensor(canvas.tokens), embedding.device), embedding)
+        open_now = set(canvas.open)
+        kept = [i for i, slot in enumerate(state.open) if slot in open_now]
+        at = moved(torch.tensor([len(canvas.left) + state.open[i] for i in kept]), embedding.device)
+        soft[at] = state.soft[moved(torch.tensor(kept), embedding.device)].to(soft.dtype)
+        return soft
