@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         "--idle-exit",
         type=float,
         metavar="SECONDS",
-        help=f"end after so long without a request (default: {default.idle_exit_s:.0f}; with --http never)",
+        help=f"end after so long without a request (default: {default.idle_exit_s:.0f}; with --http or --listen never)",
     )
     serve.add_argument(
         "--idle-release",
@@ -80,6 +80,15 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help=f"what they have to send as a bearer token (default: the variable {_KEY_VARIABLE}, if set)",
     )
+    serve.add_argument(
+        "--listen",
+        default="",
+        metavar="ADDRESS:PORT",
+        help="also serve your editors on other machines: behind a tunnel on loopback, or with a certificate",
+    )
+    serve.add_argument("--token-file", type=Path, metavar="FILE", help="what those editors have to send")
+    serve.add_argument("--tls-cert", default="", metavar="FILE", help="the certificate of --listen, in PEM")
+    serve.add_argument("--tls-key", default="", metavar="FILE", help="its key")
     serve.set_defaults(run=_serve)
     commands.add_parser("status", parents=[model], help="show what is running").set_defaults(run=_status)
     top = commands.add_parser("top", parents=[model], help="watch what is running, once a second, until Ctrl-C")
@@ -112,8 +121,10 @@ def _parser() -> argparse.ArgumentParser:
 def _serve(options: argparse.Namespace) -> int:
     if options.api_key_file and not options.http:
         raise ValueError("--api-key-file is for --http: give both")
+    if bool(options.token_file) != bool(options.listen):
+        raise ValueError("--listen and --token-file are for each other: give both")
     # Nothing but a person starts such an engine again.
-    idle_exit_s = math.inf if options.http else EngineConfig().idle_exit_s
+    idle_exit_s = math.inf if options.http or options.listen else EngineConfig().idle_exit_s
     config = EngineConfig(
         model=options.model,
         device=options.device,
@@ -123,6 +134,10 @@ def _serve(options: argparse.Namespace) -> int:
         idle_exit_s=idle_exit_s if options.idle_exit is None else options.idle_exit,
         http=options.http,
         api_key=_api_key(options.api_key_file) if options.http else "",
+        listen=options.listen,
+        token=_line_of(options.token_file) if options.listen else "",
+        tls_cert=options.tls_cert,
+        tls_key=options.tls_key,
     )
     code = 0
 
@@ -134,18 +149,28 @@ def _serve(options: argparse.Namespace) -> int:
         print(f"infill-engine: serving {url}", flush=True)
 
     if holder := process.serve(config, failed, listening):
-        if config.http:
-            return _fail(f"{holder}, without --http: stop it first (`infill-engine stop --model {config.model}`)", 1)
+        if asked := " and ".join(name for name in ("http", "listen") if getattr(config, name)):
+            stop = f"stop it first (`infill-engine stop --model {config.model}`)"
+            return _fail(f"{holder}, without --{asked}: {stop}", 1)
         print(f"infill-engine: {holder}")
     return code
 
 
 def _api_key(file: Path | None) -> str:
-    key = file.read_text(encoding="utf-8").strip() if file else os.environ.get(_KEY_VARIABLE, "")
-    if file and not key:
+    return _line_of(file) if file else _checked(os.environ.get(_KEY_VARIABLE, ""))
+
+
+def _line_of(file: Path) -> str:
+    """The key or token that a file holds."""
+    key = file.read_text(encoding="utf-8").strip()
+    if not key:
         raise ValueError(f"{file} holds no key")
+    return _checked(key)
+
+
+def _checked(key: str) -> str:
     if not key.isascii() or not key.isprintable():
-        raise ValueError("an API key is one line of ASCII characters")
+        raise ValueError("a key is one line of ASCII characters")
     return key
 
 

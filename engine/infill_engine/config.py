@@ -6,6 +6,9 @@ import ipaddress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+#: Characters that the token of `listen` has at least: so many cannot be guessed.
+LEAST_TOKEN = 16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -48,6 +51,12 @@ class EngineConfig:
     http: str = ""
     #: What callers over TCP have to send as a bearer token; "": they need none.
     api_key: str = field(default="", repr=False)
+    #: "", or an address and port at which this user's editors on other machines may have the engine, with the token
+    #: that they have to send, and the files of a certificate and its key: without them only a loopback address will do.
+    listen: str = ""
+    token: str = field(default="", repr=False)
+    tls_cert: str = ""
+    tls_key: str = ""
 
     def __post_init__(self) -> None:
         for name in ("model", "device", "dtype"):
@@ -75,14 +84,41 @@ class EngineConfig:
                 raise ValueError(f"{name} must be more than 0 seconds, not {getattr(self, name)}")
         if self.http and self.http_address is None:
             raise ValueError(f"http must be a loopback address and a port, such as 127.0.0.1:8012, not {self.http}")
+        if self.listen:
+            self._check_listen()
 
     @property
     def http_address(self) -> tuple[str, int] | None:
         """`http` as an address of this machine alone and a port; None where it is not that."""
-        try:
-            parts = urlsplit(f"//{self.http}")
-            host = ipaddress.ip_address("127.0.0.1" if parts.hostname == "localhost" else parts.hostname or "")
-            named = parts.netloc == self.http and parts.username is None
-            return (str(host), parts.port) if named and host.is_loopback and parts.port is not None else None
-        except ValueError:
-            return None
+        address = _address(self.http)
+        return address if address and _is_loopback(address[0]) else None
+
+    @property
+    def listen_address(self) -> tuple[str, int] | None:
+        """`listen` as an address and a port; None where it is not that."""
+        return _address(self.listen)
+
+    def _check_listen(self) -> None:
+        address = self.listen_address
+        if address is None:
+            raise ValueError(f"listen must be an address and a port, such as 127.0.0.1:8013, not {self.listen}")
+        if len(self.token) < LEAST_TOKEN:
+            raise ValueError(f"listen needs a token of at least {LEAST_TOKEN} characters")
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ValueError("a certificate needs its key, and a key its certificate: give both")
+        if not self.tls_cert and not _is_loopback(address[0]):
+            raise ValueError(f"{self.listen} can be reached by other machines: give a certificate and its key, too")
+
+
+def _address(text: str) -> tuple[str, int] | None:
+    try:
+        parts = urlsplit(f"//{text}")
+        host = ipaddress.ip_address("127.0.0.1" if parts.hostname == "localhost" else parts.hostname or "")
+        named = parts.netloc == text and parts.username is None
+        return (str(host), parts.port) if named and parts.port is not None else None
+    except ValueError:
+        return None
+
+
+def _is_loopback(host: str) -> bool:
+    return ipaddress.ip_address(host).is_loopback

@@ -77,10 +77,15 @@ class Guard:
     """Who may call over TCP: nobody who was sent by a web page and, where there is a key, nobody without it."""
 
     key: str = field(default="", repr=False)
+    #: Whether callers know us by another name than this machine's own. Then there has to be a key.
+    named: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.key or not self.named
 
     def check(self, request: Request, public: bool) -> None:
         """Raises `HTTPException` 401 or 403."""
-        if not _is_loopback(request.headers.get("host", "")):
+        if not self.named and not _is_loopback(request.headers.get("host", "")):
             # The name of a web page may be made to point here: the browser then takes us for the page's own server.
             raise HTTPException(403, "the Host of a request must be localhost or a loopback address")
         if "origin" in request.headers:

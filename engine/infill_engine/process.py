@@ -15,11 +15,13 @@ import logging.handlers
 import os
 import signal
 import socket
+import ssl
 import stat
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import httpcore
 import uvicorn
@@ -62,11 +64,11 @@ def serve(
     config: EngineConfig, failed: Callable[[str], None], listening: Callable[[str], None] = lambda url: None
 ) -> str | None:
     """Runs the engine until it is stopped or idle. `failed` gets a line, in another thread, where the model cannot
-    be loaded; the engine then stays for a while to tell editors so. `listening` gets the URL for other plugins, where
-    the config asks for one.
+    be loaded; the engine then stays for a while to tell editors so. `listening` gets the URL for other plugins, and
+    that for editors elsewhere, where the config asks for one.
 
     Returns None in the end, or at once a line that says who serves this model already. Raises `OSError` where a
-    socket cannot be had.
+    socket cannot be had, or a certificate not be used.
     """
     path = protocol.socket_path(config.model)
     give_up = time.monotonic() + 2 * DRAIN_S
@@ -136,20 +138,52 @@ def _is_gone(path: Path, engine: str | None, timeout: float) -> bool:
 def _run(config: EngineConfig, path: Path, failed: Callable[[str], None], listening: Callable[[str], None]) -> None:
     with contextlib.ExitStack() as stack:
         listeners = []
+        remote = None
         if address := config.http_address:
-            listeners.append(stack.enter_context(_listening_tcp(*address)))
+            listeners.append(stack.enter_context(_listening_tcp(*address, "--http")))
+        if address := config.listen_address:
+            tls = _tls(config)
+            remote = _Remote(stack.enter_context(_listening_tcp(*address, "--listen")), tls)
         listeners.append(stack.enter_context(_listening(path)))
         _log_to(protocol.cache_dir() / f"engine-{path.stem}.log")
         os.nice(NICENESS)
         log.info("process %d serves %s at %s", os.getpid(), config.model, path)
-        if address:
-            host, port = listeners[0].getsockname()[:2]
-            listening(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
-        asyncio.run(_serve(config, listeners, failed))
+        if config.http:
+            listening(_url("http", listeners[0]))
+        if remote:
+            listening(_url("https" if remote.tls else "http", remote.listener))
+        asyncio.run(_serve(config, listeners, remote, failed))
         log.info("process %d ends", os.getpid())
 
 
-async def _serve(config: EngineConfig, listeners: list[socket.socket], failed: Callable[[str], None]) -> None:
+def _url(scheme: str, listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+class _Remote(NamedTuple):
+    """Where editors on other machines connect."""
+
+    listener: socket.socket
+    tls: ssl.SSLContext | None
+
+
+def _tls(config: EngineConfig) -> ssl.SSLContext | None:
+    """None where no certificate is given. Raises `OSError` with a line where it cannot be used."""
+    if not config.tls_cert:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(config.tls_cert, config.tls_key, password="")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "reason", "") or getattr(error, "strerror", "") or error
+        raise OSError(f"{config.tls_cert} and {config.tls_key} are no certificate and its key ({why})") from None
+    return context
+
+
+async def _serve(
+    config: EngineConfig, listeners: list[socket.socket], remote: _Remote | None, failed: Callable[[str], None]
+) -> None:
     def load(report: Report) -> Engine:
         # Torch takes seconds to import; in the scheduler's thread, so that the socket answers meanwhile.
         try:
@@ -185,16 +219,38 @@ async def _serve(config: EngineConfig, listeners: list[socket.socket], failed: C
             timeout_graceful_shutdown=int(DRAIN_S) + 1,
         ),
         scheduler,
+        remote,
+        apps.remote,
     )
     await server.serve(sockets=listeners)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, but what is live after `DRAIN_S` ends with a proper last line, and signals end the loop."""
+    """uvicorn, but what is live after `DRAIN_S` ends with a proper last line, and signals end the loop.
 
-    def __init__(self, config: uvicorn.Config, scheduler: Scheduler) -> None:
+    It also serves editors elsewhere, with an app of their own: uvicorn would have TLS for all sockets or none.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, scheduler: Scheduler, remote: _Remote | None, app: ASGIApp | None
+    ) -> None:
         super().__init__(config)
         self._scheduler = scheduler
+        self._remote = remote
+        self._app = app
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._remote:
+            loop = asyncio.get_running_loop()
+            listener, tls = self._remote
+            self.servers.append(await loop.create_server(self._speak, sock=listener, ssl=tls, backlog=BACKLOG))
+
+    def _speak(self) -> H11Protocol:
+        speaker = H11Protocol(self.config, self.server_state, self.lifespan.state)
+        assert self._app
+        speaker.app = self._app
+        return speaker
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().call_later(DRAIN_S, self._scheduler.close)
@@ -313,7 +369,7 @@ def _listening(path: Path) -> Iterator[socket.socket]:
 
 
 @contextlib.contextmanager
-def _listening_tcp(host: str, port: int) -> Iterator[socket.socket]:
+def _listening_tcp(host: str, port: int, option: str) -> Iterator[socket.socket]:
     """A TCP socket at an address of this machine. Raises `OSError` with a line that says what to do."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
@@ -322,7 +378,7 @@ def _listening_tcp(host: str, port: int) -> Iterator[socket.socket]:
             listener.bind((host, port))
             listener.listen(BACKLOG)
         except OSError as error:
-            raise OSError(f"cannot listen at {host} port {port} ({error.strerror}): choose another --http") from None
+            raise OSError(f"cannot listen at {host} port {port} ({error.strerror}): choose another {option}") from None
         yield listener
 
 

@@ -1,4 +1,4 @@
-"""The engine's HTTP faces: all of it over its own socket, and over TCP what other plugins speak.
+"""The engine's HTTP faces: all of it over its own socket; over TCP what other plugins speak, and editors elsewhere.
 
 Translates between HTTP and the scheduler, and watches for idleness. Knows neither sockets nor models.
 """
@@ -74,6 +74,8 @@ class Apps(NamedTuple):
 
     socket: Starlette
     tcp: Starlette
+    #: For this user's editors on other machines; None where the config has no token for them.
+    remote: Starlette | None
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -253,6 +255,8 @@ def create_apps(
             handle=status,
             answers={JSON: Status},
         ),
+    ]
+    ending = [
         Endpoint(
             method="POST",
             path="/v1/stop",
@@ -262,8 +266,7 @@ def create_apps(
             status=202,
         ),
     ]
-    shared = [
-        *Gateway(scheduler, config.model, config.prefix_tokens + config.suffix_tokens).endpoints(),
+    seen = [
         Endpoint(
             method="GET",
             path="/metrics",
@@ -272,9 +275,12 @@ def create_apps(
             answers={"text/plain": None},
         ),
     ]
+    foreign = Gateway(scheduler, config.model, config.prefix_tokens + config.suffix_tokens).endpoints()
     return Apps(
-        _app([*own, *shared], lifespan=lifespan),
-        _app(shared, Guard(config.api_key)),
+        _app([*own, *ending, *foreign, *seen], lifespan=lifespan),
+        _app([*foreign, *seen], Guard(config.api_key)),
+        # Whoever is elsewhere could not start it again.
+        _app([*own, *seen], Guard(config.token, named=True)) if config.token else None,
     )
 
 

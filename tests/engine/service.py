@@ -26,13 +26,15 @@ class Service:
         idle_exit_s: float = 900.0,
         error_exit_s: float = 30.0,
         api_key: str = "",
+        token: str = "",
         max_live: int = 64,
     ) -> None:
         self.stopped = asyncio.Event()
         self.metrics = Metrics()
         self.scheduler = Scheduler(load, observer=self.metrics, max_live=max_live)
-        config = EngineConfig(model="test", idle_exit_s=idle_exit_s, api_key=api_key)
-        self.app, self.tcp = create_apps(self.scheduler, config, self.metrics, self.stopped.set, error_exit_s)
+        config = EngineConfig(model="test", idle_exit_s=idle_exit_s, api_key=api_key, token=token)
+        apps = create_apps(self.scheduler, config, self.metrics, self.stopped.set, error_exit_s)
+        self.app, self.tcp, self.remote = apps
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Service]:

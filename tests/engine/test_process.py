@@ -7,8 +7,10 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
+import ssl
 import stat
 import subprocess
 import sys
@@ -437,6 +439,67 @@ def test_hanging_up_over_tcp_cancels(engines: Engines) -> None:
     wait_for(lambda: live_of("endless") == 0, 1)
 
 
+TOKEN = "0123456789abcdef"
+
+
+def certificate(folder: Path) -> tuple[str, str]:
+    """The files of a certificate for localhost, and of its key."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl to make a certificate with")
+    cert, key = str(folder / "cert.pem"), str(folder / "key.pem")
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    made = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    subprocess.run([openssl, *made, *subject, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    return cert, key
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("tls", [False, True])
+def test_editors_elsewhere_are_served_with_a_token(engines: Engines, home: Path, tls: bool) -> None:
+    (home / "token").write_text(TOKEN + "\n")
+    options = ["--listen", "127.0.0.1:0", "--token-file", str(home / "token")]
+    context = None
+    if tls:
+        cert, key = certificate(home)
+        options += ["--tls-cert", cert, "--tls-key", key]
+        context = ssl.create_default_context(cafile=cert)
+    engine = engines.start("instant", *options)
+    assert engine.stdout
+    url = engine.stdout.readline().strip().removeprefix("infill-engine: serving ")
+    assert url.startswith("https://127.0.0.1:" if tls else "http://127.0.0.1:")
+    wait_for(lambda: state_of("instant") == "ready", 15)
+
+    def ask_there(method: str, path: str, body: bytes = b"", token: str = TOKEN, **headers: str) -> httpcore.Response:
+        with httpcore.ConnectionPool(ssl_context=context) as pool:
+            given = {"authorization": f"Bearer {token}", **headers}
+            return pool.request(method, url + path, headers=given, content=body)
+
+    assert protocol.decode_status(ask_there("GET", "/v1/status").content).model == "instant"
+    assert ask_there("GET", "/v1/status", host="gpu.example.com").status == 200
+    answer = ask_there("POST", "/v1/infill", protocol.encode(ask()))
+    assert untimed(protocol.decode_event(answer.content.splitlines()[-1])) == Final("end")
+    for token in ("wrong", TOKEN[:-1], TOKEN + "x"):
+        assert ask_there("GET", "/v1/status", token=token).status == 401
+    assert ask_there("GET", "/v1/status", origin="http://localhost").status == 403
+    for path in ("/v1/stop", "/v1/completions"):
+        assert ask_there("POST", path, b"{}").status == 404
+    assert state_of("instant") == "ready"  # Its own socket speaks as ever.
+    assert process.stop("instant") == "stopped"
+    assert engine.wait(5) == 0
+
+
+@pytest.mark.process
+def test_a_certificate_that_cannot_be_used_is_one_clear_line(engines: Engines, home: Path) -> None:
+    (home / "token").write_text(TOKEN)
+    tls = ["--tls-cert", str(home / "token"), "--tls-key", str(home / "token")]
+    engine = engines.start("instant", "--listen", "0.0.0.0:0", "--token-file", str(home / "token"), *tls)
+    out, err = engine.communicate(timeout=15)
+    assert (engine.returncode, out) == (1, "")
+    assert "are no certificate and its key" in err
+    assert err.count("\n") == 1
+
+
 def live_of(model: str) -> int:
     status = process.status(model)
     assert status
@@ -458,12 +521,22 @@ def live_of(model: str) -> int:
         (["serve", "--http", "http://127.0.0.1:1/x"], "http must be a loopback address and a port"),
         (["serve", "--api-key-file", "key"], "--api-key-file is for --http"),
         (["serve", "--http", "[::1]:0", "--api-key-file", os.devnull], "holds no key"),
+        (["serve", "--listen", "127.0.0.1:0"], "--listen and --token-file are for each other"),
+        (["serve", "--token-file", "x"], "--listen and --token-file are for each other"),
+        (["serve", "--listen", "127.0.0.1:0", "--token-file", os.devnull], "holds no key"),
+        (["serve", "--listen", "127.0.0.1:0", "--token-file", "{short}"], "a token of at least 16 characters"),
+        (["serve", "--listen", "example.com:1", "--token-file", "{token}"], "listen must be an address and a port"),
+        (["serve", "--listen", "0.0.0.0:0", "--token-file", "{token}"], "give a certificate and its key, too"),
+        (["serve", "--listen", "[::1]:0", "--token-file", "{token}", "--tls-cert", "x"], "give both"),
     ],
 )
 def test_wrong_usage_is_one_line_and_code_2(
     home: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
 ) -> None:
-    assert run_cli(arguments) == 2
+    files = {"short": home / "short", "token": home / "token"}
+    files["short"].write_text("s3cret")
+    files["token"].write_text(TOKEN)
+    assert run_cli([argument.format_map(files) for argument in arguments]) == 2
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1
     assert says in captured.err
