@@ -219,6 +219,12 @@ class EngineClient:
                 process = None  # It met another one, which has ended since.
             await asyncio.sleep(POLL_S)
 
+    async def leave(self, client: str) -> None:
+        """Tells the engine that a client of `InfillRequest` asks nothing more for now: without others it gives back the
+        model's memory. An engine that is away needs to hear nothing."""
+        with contextlib.suppress(EngineError):
+            await self._ask("DELETE", f"/clients/{quote(client, safe='')}", b"", CONTROL_S)
+
     async def stop(self) -> None:
         """Ends the engine, if one runs, once it has answered what it was asked. Raises `EngineError` where it stays."""
         await self._post_stop()

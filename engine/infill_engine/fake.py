@@ -1,8 +1,8 @@
 """A denoiser without weights, for tests and for trying an editor: it writes what a table says.
 
 Ids are bytes. Where the bytes to the left of a slot end with a key of the table, followed by the beginning of that
-key's text, the slot is predicted to be the text's next byte, and END after the last. Elsewhere END is predicted. A
-proposal is judged as by a real model: only what stands to the left counts. A mask guesses what stands under it and
+key's text, the slot is predicted to be the text's next byte, and END after the last. Elsewhere END is predicted. Where
+several keys fit the first counts, and the others say what comes next best. A proposal is judged as by a real model: only what stands to the left counts. A mask guesses what stands under it and
 under the masks to its left, and predicts the byte after that.
 """
 
@@ -112,7 +112,7 @@ class FakeDenoiser:
     def _rows(self, canvas: Canvas, contexts: Contexts) -> Tensor:
         tree = canvas.tree(MASK_ID)
         prefix = cast(_Tokens, contexts.prefix).tokens[max(0, canvas.origin - self._reach) : canvas.origin]
-        rows, logits = [], []
+        rows = []
         for i in range(tree.frontier, len(tree.tokens)):
             left, at = [], i
             while at >= 0:
@@ -125,14 +125,23 @@ class FakeDenoiser:
             known = [*prefix, *reversed(left)]
             for _ in range(guessed):
                 known.append(self._next(known))
-            rows.append(self._next(known))
-            logits.append(_SURE - self._doubt * guessed)
-        return torch.nn.functional.one_hot(torch.tensor(rows), VOCAB) * torch.tensor(logits)[:, None]
+            row = torch.zeros(VOCAB)
+            row[END_ID] = 1.0  # rather than any other byte, where nothing else is admitted
+            for rank, token in enumerate(self._choices(known)):
+                row[token] = (_SURE - self._doubt * guessed) / (1 + rank)
+            rows.append(row)
+        return torch.stack(rows)
 
     def _next(self, left: Sequence[int]) -> int:
+        return self._choices(left)[0]
+
+    def _choices(self, left: Sequence[int]) -> list[int]:
+        """What may come next, the most probable first."""
         text = bytes(token for token in left if token < 256)
+        found: dict[int, None] = {}
         for key, answer in self._table:
             for written in range(len(answer), -1, -1):
                 if text.endswith(key + answer[:written]):
-                    return answer[written] if written < len(answer) else END_ID
-        return END_ID
+                    found[answer[written] if written < len(answer) else END_ID] = None
+                    break
+        return list(found) or [END_ID]

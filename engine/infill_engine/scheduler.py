@@ -270,6 +270,9 @@ class Scheduler:
         self._wake = threading.Condition()
         self._jobs: list[Job] = []
         self._calls: deque[Callable[[Engine | None], None]] = deque()
+        #: Who asked while the engine was loaded, and whether the last of them went: then it is let go at once.
+        self._clients: set[str] = set()
+        self._deserted = False
         #: Whether documents may wait to be taken in, and when the last piece of them was.
         self._digesting = False
         self._digested = -math.inf
@@ -314,6 +317,8 @@ class Scheduler:
         job = Job(request, started, emit)
         with self._wake:
             self.requests += 1
+            self._clients.add(request.client)
+            self._deserted = False
             for other in self._jobs:
                 if other.document == job.document:
                     if other.emit and other.verdict is None and other.request.priority == "typed":
@@ -367,6 +372,17 @@ class Scheduler:
             self._calls.append(answer)
             self._wake.notify()
         return future
+
+    def leave(self, client: str) -> None:
+        """A client will ask nothing more for now. The last one to leave lets the engine go, to be loaded again for the
+        next request."""
+        with self._wake:
+            self._clients.discard(client)
+            for job in self._jobs:
+                if job.request.client == client:
+                    job.end(Final("cancelled"))
+            self._deserted = not self._clients
+            self._wake.notify()
 
     def cancel(self, job: Job) -> None:
         """Ends a job at its next step boundary; nothing happens if it has ended."""
@@ -487,9 +503,12 @@ class Scheduler:
         while True:
             with self._wake:
                 patience_s = None if self.engine is None else min(self._release_s, threading.TIMEOUT_MAX)
-                if self._wake.wait_for(lambda: self._has_work or self._closing, patience_s):
+                self._wake.wait_for(lambda: self._has_work or self._closing or self._deserted, patience_s)
+                asked = self._jobs or self._calls or self._closing
+                if asked or (self._digesting and not self._deserted):
                     return not self._closing
-                idle, self.engine = self.engine, None
+                idle, self.engine, self._deserted = self.engine, None, False
+                self._clients.clear()
                 self.phase = Phase("ready", "the model is not in memory: the next request loads it")
             self._let_go(idle)
             del idle

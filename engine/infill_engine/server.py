@@ -166,6 +166,10 @@ def create_apps(
             )
         )
 
+    async def leave(request: Request) -> Response:
+        scheduler.leave(request.path_params["id"])
+        return answer(Accepted())
+
     async def stop_engine(_: Request) -> Response:
         stop()
         return answer(Accepted(), 202)
@@ -247,6 +251,13 @@ def create_apps(
             handle=forget_workspace,
             answers={JSON: Accepted},
             refuses=(503,),
+        ),
+        Endpoint(
+            method="DELETE",
+            path="/v1/clients/{id}",
+            summary="A client asks nothing more for now; once all have left, the model's memory is given back",
+            handle=leave,
+            answers={JSON: Accepted},
         ),
         Endpoint(
             method="GET",

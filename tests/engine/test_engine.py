@@ -518,3 +518,23 @@ def test_an_end_that_is_sure_is_the_end():
     engine, _ = build(BODY)
     text, final, _ = run(engine, request(head="f():", suffix="\nend\n", max_lines=8, min_indent=1))
     assert (text, final.reason) == ("\n  a\n  b", "end")
+
+
+def test_another_answer_begins_otherwise_and_leaves_the_first_to_be_typed():
+    """Not with the same word behind other space."""
+    engine, _ = build({"return ": "total", "eturn ": "  tokens", "turn ": "  b"})
+    gap = request(head="return ", suffix="\n")
+    assert run(engine, gap)[0] == "total"
+    assert run(engine, request(head="return ", suffix="\n", avoid=("total",)))[0] == "  b"
+    assert run(engine, request(head="return ", suffix="\n", avoid=("total", "b")))[0].isspace()
+    text, final, _ = run(engine, gap)
+    assert text == "total"
+    assert final.timing.accepted.last == len("total")
+
+
+def test_another_answer_begins_otherwise_behind_what_healing_took_back():
+    codec = ByteCodec()
+    codec.last_piece = lambda text: text[len(text.rstrip(" ")) :]
+    engine = Engine("fake", FakeDenoiser({"x =": " first", "=": " second"}), codec, CONFIG)
+    assert run(engine, request(head="x = "))[0] == "first"
+    assert run(engine, request(head="x = ", avoid=("first",)))[0] == "second"

@@ -509,6 +509,28 @@ def test_an_idle_engine_is_let_go_and_loaded_again_for_the_next_request() -> Non
     assert scheduler.join(5)
 
 
+def test_when_the_last_client_has_left_the_engine_is_let_go_at_once() -> None:
+    loader = Loader()
+    scheduler = Scheduler(loader)
+    scheduler.start()
+    wait_for(lambda: scheduler.phase.state == "ready")
+    for client in ("one", "two"):
+        listener = Listener(scheduler, ask(client=client))
+        assert listener.next() == Candidate("text")
+        assert listener.final().reason == "end"
+    scheduler.leave("one")
+    assert scheduler.call(lambda engine: engine.name).result(5)
+    assert len(loader.loaded) == 1
+    assert loader.loaded[0]() is not None
+    scheduler.leave("two")
+    wait_for(lambda: loader.loaded[0]() is None)
+    listener = Listener(scheduler, ask(client="two"))
+    assert listener.next() == Candidate("text")
+    assert len(loader.loaded) == 2
+    scheduler.close()
+    assert scheduler.join(5)
+
+
 def test_an_engine_that_cannot_be_loaded_again_says_so_to_who_waits() -> None:
     loader, lines = Loader(), []
     scheduler = Scheduler(loader, failed=lines.append, release_s=0.05)
