@@ -1,32 +1,37 @@
 """Cuts the gap around the cursor: what kind of text is missing there, what surrounds it, where it must end.
 
-The rules read indentation, brackets and a few kinds of syntax nodes named in a table by language; a language
-without a table gets the rules that need none. Code is broken while it is typed, so a tree is evidence, not a
-condition.
+The rules read indentation, brackets and the syntax tree, by the names that `languages` has for what they ask for; a
+language without a grammar gets the rules that need none. Code is broken while it is typed, so a tree is evidence, not
+a condition.
 
 It does not know LSP, settings, or what a model can see: its caps are in characters, tokens are the engine's.
 
 What a person wants at a cursor, one rule a line of `_shape`:
 
-| cursor | kind | lines | min_indent |
-|---|---|---|---|
-| code or a closer after it on the line | span | 1 | - |
-| after something that opens a body which is not there yet | lines | 8 | deeper than the opener |
-| blank line of an empty body | lines | 8 | deeper than the opener, or the docstring's |
-| any other place in a line that has begun | rest | 1 | - |
-| blank line with a statement of its block below | line | 1 | - |
-| blank line at its block's end, or before a definition | lines | 3 | the block's |
+| cursor | kind | lines | min_indent | ends |
+|---|---|---|---|---|
+| in a string or a comment | string, comment, docstring | 1 | - | before its end, or with the line |
+| code or a closer after it on the line | span, or arguments | 1 | - | before the closer, the next part, with the line |
+| after something that opens a body which is not there yet | lines | 8 | deeper than the opener | dedent, closer |
+| blank line of an empty body | lines | 8 | deeper than the opener, or the docstring's | the same |
+| any other place in a line that has begun | rest, or arguments | 1 | - | with the line |
+| blank line with a statement of its block below | line | 1 | - | before the sibling |
+| blank line at its block's end, or before a definition | lines | 3 | the block's | closer, dedent, sibling, file |
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from infill_lsp.core import Gap, Kind, Silence, Snapshot, Trigger
+from infill_lsp import languages
+from infill_lsp.core import Closes, Gap, Kind, Silence, Snapshot, Trigger
 from infill_lsp.ignore import is_secret
+from infill_lsp.languages import Language
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -34,75 +39,30 @@ if TYPE_CHECKING:
 #: A longer document, and a longer cursor line (characters), are generated or data: nothing is offered there.
 MAX_CHARACTERS = 2_000_000
 MAX_LINE = 2_000
-#: Caps of the text around the gap (characters); the engine takes of it what its budget allows.
+#: Caps of the text around the gap (characters); the engine takes of it what its budget allows. What is over a cap is
+#: left out in strides of a quarter of it, so that not each new line changes where the text begins or ends: the
+#: engine would have to begin anew with each.
 MAX_PREFIX = 64 * 1024
-MAX_SUFFIX = 8 * 1024
+MAX_SUFFIX = 32 * 1024
 #: Lines of an empty body, and of a place where a block could go on or end.
 BODY_LINES = 8
 BLOCK_END_LINES = 3
+#: Lines on each side of the cursor that say what the document indents by.
+INDENTED_LINES = 200
 
 #: Documents that people write code in; not output panels, diffs, commit boxes or chats.
 SCHEMES = frozenset({"file", "untitled", "vscode-notebook-cell", "vscode-remote"})
 
-
-@dataclass(frozen=True, slots=True)
-class _Syntax:
-    """What a language's tree calls the things the rules ask for."""
-
-    #: What ends the header of a body, and the nodes it is a part of then.
-    opener: str = ""
-    bodies: frozenset[str] = frozenset()
-    #: First words of such a header, for code too broken to have a node.
-    words: frozenset[str] = frozenset()
-    #: Definitions, which stand apart from the statements around them.
-    definitions: frozenset[str] = frozenset()
-    comments: frozenset[str] = frozenset({"comment"})
-
-
-_PLAIN = _Syntax()
-_SYNTAX = {
-    "python": _Syntax(
-        opener=":",
-        bodies=frozenset(
-            {
-                "function_definition",
-                "class_definition",
-                "if_statement",
-                "elif_clause",
-                "else_clause",
-                "for_statement",
-                "while_statement",
-                "try_statement",
-                "except_clause",
-                "finally_clause",
-                "with_statement",
-                "match_statement",
-                "case_clause",
-            }
-        ),
-        words=frozenset(
-            {
-                "async",
-                "case",
-                "class",
-                "def",
-                "elif",
-                "else",
-                "except",
-                "finally",
-                "for",
-                "if",
-                "match",
-                "try",
-                "while",
-                "with",
-            }
-        ),
-        definitions=frozenset({"function_definition", "class_definition", "decorated_definition"}),
-    ),
-}
-
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
+#: What begins a line that closes something.
+_CLOSERS = (")", "]", "}", "</")
+#: How comments of several lines begin, in any language.
+_BLOCK_COMMENTS = ("/*", "<!--", "{-", "(*", "#=", "--[", "=begin")
+#: How a line begins that belongs to the definition below it, in any language.
+_ATTRIBUTES = ("@", "#[", "[<")
+#: Openers that a line goes on after, where the cursor is still in it: `x = |`.
+_GOES_ON = frozenset({"=", "->", "=>"})
+_WORD = re.compile(r"\w+")
 
 
 def cut(snapshot: Snapshot, trigger: Trigger) -> Gap | Silence:
@@ -110,15 +70,19 @@ def cut(snapshot: Snapshot, trigger: Trigger) -> Gap | Silence:
     reason = _silence(snapshot, trigger)
     if reason:
         return Silence(reason)
-    kind, max_lines, min_indent = _shape(snapshot)
+    shape = _shape(snapshot)
     return Gap(
-        kind=kind,
+        kind=shape.kind,
         prefix=_prefix(snapshot),
         head=_whole(snapshot.head),
         tail=_whole(snapshot.tail),
         suffix=_suffix(snapshot),
-        max_lines=max_lines,
-        min_indent=min_indent,
+        max_lines=shape.max_lines,
+        min_indent=shape.min_indent,
+        closes=shape.closes,
+        closer=shape.closer,
+        indent_unit=_indent_unit(snapshot),
+        definition=_definition(snapshot),
     )
 
 
@@ -148,100 +112,189 @@ def _silence(snapshot: Snapshot, trigger: Trigger) -> str | None:
     return None
 
 
-def _shape(snapshot: Snapshot) -> tuple[Kind, int, int | None]:
-    """Kind, max_lines and min_indent of the gap."""
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What `Gap` says of itself, in the same words."""
+
+    kind: Kind
+    max_lines: int
+    min_indent: int | None
+    closes: Closes
+    closer: str = ""
+
+
+def _shape(snapshot: Snapshot) -> _Shape:
     begun = bool(snapshot.head.strip())
     tail = snapshot.tail.strip()
-    if tail and not (begun and set(tail) <= set(":;, ")):
-        return "span", 1, None
+    if (text := _text_shape(snapshot)) is not None:
+        return text
+    kind: Kind = "arguments" if _is_argument(snapshot) else "rest"
     if tail:
-        return "rest", 1, None
+        ends: Closes = "closer" if tail.startswith(_CLOSERS) else "sibling" if tail[0] == "," else "line"
+        if kind == "rest" and not (begun and set(tail) <= set(":;, ")):
+            kind = "span"
+        return _Shape(kind, 1, None, ends)
     above = snapshot.row if begun else _code_row(snapshot, -1)
     below = _code_row(snapshot, +1)
     column = len(snapshot.head.expandtabs(8))
+    closes = below is not None and _closes(snapshot, below)
     body = _empty_body(snapshot, above, below, column)
     if body is not None:
-        return "lines", BODY_LINES, body
+        return body
     if begun:
-        return "rest", 1, None
+        return _Shape(kind, 1, None, "closer" if kind == "arguments" and closes else "line", _unclosed(snapshot, below))
     next_column = -1 if below is None else indentation(snapshot.lines[below])
-    if next_column >= column and not _begins_definition(snapshot, below):
-        return "line", 1, None
-    return "lines", BLOCK_END_LINES, max(column, next_column)
+    definition = _begins_definition(snapshot, below)
+    if next_column >= column and not definition and not closes:
+        return _Shape("line", 1, None, "sibling")
+    if closes:
+        ends = "closer"
+    elif below is None and not column:
+        ends = "file"
+    else:
+        ends = "sibling" if definition and next_column >= column else "dedent"
+    return _Shape("lines", BLOCK_END_LINES, max(column, next_column + closes), ends)
 
 
-def _empty_body(snapshot: Snapshot, above: int | None, below: int | None, column: int) -> int | None:
-    """The least indentation of the body that is missing at the cursor; None where none is missing.
+def _text_shape(snapshot: Snapshot) -> _Shape | None:
+    """Of a gap in a string or a comment; None in code."""
+    language = languages.of(snapshot.language)
+    node = _text_node(snapshot)
+    kind: Kind
+    if node is None:
+        opened = _open_text(snapshot)
+        if not opened:
+            return None
+        if opened == language.line_comment:
+            kind, closer = "comment", ""
+        else:
+            kind, closer = "string", opened
+        first, ends_here = snapshot.lines[snapshot.row], False
+    else:
+        kind, closer = "comment" if node.type in language.comments else "string", ""
+        first = snapshot.lines[node.start_point.row]
+        ends_here = node.end_point.row == snapshot.row and not (kind == "comment" and _is_line_comment(node))
+    if first.lstrip().startswith(language.docs):
+        kind = "docstring"
+    return _Shape(kind, 1, None, "closer" if ends_here else "line", closer)
+
+
+def _empty_body(snapshot: Snapshot, above: int | None, below: int | None, column: int) -> _Shape | None:
+    """Of the body that is missing at the cursor; None where none is missing.
 
     `above` and `below` are the rows with code around the gap, `column` is the cursor's.
     """
     if above is None:
         return None
     last = _last_token(snapshot, above)
-    header = _header_row(snapshot, above, last)
+    header = _header(snapshot, above, last)
     documented = _documented_row(snapshot, last) if header is None else None
-    opener = header if header is not None else documented
-    if opener is None:
+    row = header.row if header is not None else documented
+    if row is None:
         return None
-    outer = indentation(snapshot.lines[opener])
+    outer = indentation(snapshot.lines[row])
     if below is not None and indentation(snapshot.lines[below]) > outer:
         return None
-    if documented is not None:
+    if header is None:
         # A docstring is a body already: only a cursor that stands deeper than the definition asks for more.
-        return indentation(snapshot.lines[above]) if column > outer else None
-    closer = _BRACKETS.get(last.text)
-    if closer and not (below is not None and snapshot.lines[below].lstrip().startswith(closer)):
-        # The closing bracket is missing too, and usually stands where the opener's line begins.
-        return outer
-    return outer + 1
+        return _Shape("lines", BODY_LINES, indentation(snapshot.lines[above]), "dedent") if column > outer else None
+    if not header.closer:
+        return _Shape("lines", BODY_LINES, outer + 1, "dedent")
+    if below is not None and indentation(snapshot.lines[below]) >= outer and _closes(snapshot, below, header.closer):
+        return _Shape("lines", BODY_LINES, outer + 1, "closer")
+    # The closer is missing too, and usually stands where the opener's line begins.
+    return _Shape("lines", BODY_LINES, outer, "closer", header.closer)
 
 
 @dataclass(frozen=True, slots=True)
 class _Token:
     """The last character of a line that is neither space nor comment, with its node where there is a tree."""
 
-    text: str
+    #: The line up to it.
+    line: str
     node: Node | None
+
+    @property
+    def text(self) -> str:
+        return self.line[-1:]
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """Where what opens a body begins, and what closes the body; "" for a dedent."""
+
+    row: int
+    closer: str
 
 
 def _last_token(snapshot: Snapshot, row: int) -> _Token:
-    line = snapshot.lines[row].rstrip()
+    line = (snapshot.head if row == snapshot.row else snapshot.lines[row]).rstrip()
     node = _leaf(snapshot, row, len(line) - 1)
-    if row != snapshot.row and node is not None and node.type in _syntax(snapshot).comments:
-        start = len(_utf8(line)[: node.start_point.column].decode("utf-8", "surrogatepass"))
-        line = line[:start].rstrip()
+    comments = languages.of(snapshot.language).comments
+    comment = next((node for node in _ancestors(node) if node.type in comments), None)
+    if row != snapshot.row and comment is not None and comment.start_point.row == row:
+        line = _utf8(line)[: comment.start_point.column].decode("utf-8", "surrogatepass").rstrip()
         node = _leaf(snapshot, row, len(line) - 1) if line else None
-    return _Token(line[-1:], node)
+    return _Token(line, node)
 
 
-def _header_row(snapshot: Snapshot, row: int, last: _Token) -> int | None:
-    """The row on which the header begins that ends, at the end of line `row`, with what opens a body."""
-    syntax = _syntax(snapshot)
-    if last.node is not None and last.node.type != last.text:
-        return None  # It stands in a string or a comment.
-    if last.text in _BRACKETS:
-        return row
-    if not last.text or last.text != syntax.opener:
+def _header(snapshot: Snapshot, row: int, last: _Token) -> _Header | None:
+    """The header that ends, at the end of line `row`, with what opens a body."""
+    language = languages.of(snapshot.language)
+    if not last.line or (last.node is not None and _text_ancestor(last.node, language) is not None):
         return None
-    parent = last.node.parent if last.node is not None else None
-    if parent is not None and parent.type in syntax.bodies:
-        return parent.start_point.row
-    broken = parent is None or parent.type == "ERROR"
-    first_word = snapshot.lines[row].replace(syntax.opener, " ").split()[:1]
-    return row if broken and not syntax.words.isdisjoint(first_word) else None
+    if last.text in _BRACKETS:
+        return _Header(row, _BRACKETS[last.text])
+    opener = max((one for one in language.openers if _ends_with(last.line, one)), key=len, default="")
+    if opener in _GOES_ON and row == snapshot.row:
+        return None
+    for node in _ancestors(last.node):
+        parent = node.parent
+        if parent is None or not _ends_in_row(node, row):
+            break
+        if (
+            node.type in language.openers
+            and parent.type != "ERROR"
+            and parent.type in (language.bodies or {parent.type})
+        ):
+            # Where a keyword or a tag closes bodies, what has none has no body: `<br>`.
+            if language.block == "end" and parent.child(parent.child_count - 1) == node:
+                return None
+            return _Header(parent.start_point.row, language.openers[node.type])
+    broken = (
+        last.node is None or last.node.type == "ERROR" or last.node.parent is None or last.node.parent.type == "ERROR"
+    )
+    words = _WORD.findall(last.line)
+    word = next((word for word in words[:2] if word in language.words), "")
+    if opener and broken and (word or not language.words or language.block == "end"):
+        return _Header(row, language.openers[opener])
+    if language.block == "end" and word and language.words[word] not in words:
+        return _Header(row, language.words[word])
+    return None
+
+
+def _ends_with(line: str, opener: str) -> bool:
+    return line.endswith(opener) and not (is_word(opener[:1]) and is_word(line[: -len(opener)][-1:]))
+
+
+def _ends_in_row(node: Node, row: int) -> bool:
+    """Whether nothing of the node stands below the row; some nodes end with the line's end."""
+    return node.end_point.row == row or node.end_point == (row + 1, 0)
 
 
 def _documented_row(snapshot: Snapshot, last: _Token) -> int | None:
     """The row of the definition whose body is nothing but the docstring that ends with `last`."""
-    syntax = _syntax(snapshot)
-    for node in _ancestors(last.node):
+    language = languages.of(snapshot.language)
+    for node in _ancestors(last.node) if language.docstrings else ():
         definition = node.parent
         if definition is not None and node == definition.child_by_field_name("body"):
             statement = node.named_child(0) if node.named_child_count == 1 else None
             if statement is None or statement.type != "expression_statement":
                 return None
             value = statement.named_child(0)
-            documented = definition.type in syntax.definitions and value is not None and value.type == "string"
+            documented = (
+                definition.type in language.definitions and value is not None and value.type in language.strings
+            )
             return definition.start_point.row if documented else None
     return None
 
@@ -249,11 +302,161 @@ def _documented_row(snapshot: Snapshot, last: _Token) -> int | None:
 def _begins_definition(snapshot: Snapshot, row: int | None) -> bool:
     if row is None:
         return False
-    definitions = _syntax(snapshot).definitions
-    leaf = _leaf(snapshot, row, _start(snapshot.lines[row]))
+    language = languages.of(snapshot.language)
+    line = snapshot.lines[row]
+    if language.definitions and line.lstrip().startswith(_ATTRIBUTES):
+        return True
+    leaf = _leaf(snapshot, row, _start(line))
+    definitions = language.definitions | language.wrappers
     return leaf is not None and any(
         node.type in definitions and node.start_byte == leaf.start_byte for node in _ancestors(leaf)
     )
+
+
+def _closes(snapshot: Snapshot, row: int, closer: str = "") -> bool:
+    """Whether the line begins with what closes something, or goes on with another part of it (`else`)."""
+    language = languages.of(snapshot.language)
+    line = snapshot.lines[row].lstrip()
+    if closer and line.startswith(closer):
+        return True
+    word = re.match(r"\w*", line)
+    words = {*language.openers.values(), *language.words.values(), *language.clauses} - {""}
+    return line.startswith(_CLOSERS) or (word is not None and word[0] in words) or line.startswith(";;")
+
+
+def _text_node(snapshot: Snapshot) -> Node | None:
+    """The string or comment that the cursor stands in."""
+    language = languages.of(snapshot.language)
+    head = snapshot.head.rstrip()
+    if head:  # What is behind a line comment belongs to it, also where its node ends before.
+        node = _text_ancestor(_leaf(snapshot, snapshot.row, len(head) - 1), language)
+        if node is not None and node.type in language.comments and _is_line_comment(node):
+            return node
+    point = snapshot.row, len(_utf8(snapshot.head))
+    leaf = _leaf(snapshot, snapshot.row, max(snapshot.column - 1, 0))
+    for node in _ancestors(leaf):
+        if not node.start_point < point < node.end_point:
+            continue
+        if node.type in language.interpolations:
+            return None
+        if node.type in language.comments or (node.type in language.strings and _is_quoted(node)):
+            return node
+    return None
+
+
+def _text_ancestor(node: Node | None, language: Language) -> Node | None:
+    """The string or comment that a node is a part of, but not as code in it."""
+    for one in _ancestors(node):
+        if one.type in language.interpolations:
+            return None
+        if one.type in language.comments or (one.type in language.strings and _is_quoted(one)):
+            return one
+    return None
+
+
+def _is_quoted(node: Node) -> bool:
+    """Some grammars have one name for strings and numbers."""
+    return not (node.text or b"0")[:1].isalnum() or node.child_count > 0
+
+
+def _is_line_comment(node: Node) -> bool:
+    return not (node.text or b"").decode("utf-8", "replace").startswith(_BLOCK_COMMENTS)
+
+
+def _open_text(snapshot: Snapshot) -> str:
+    """The quote or the line comment that is open at the cursor, by its line alone; "" in code or a sound tree."""
+    if snapshot.tree is not None and not snapshot.tree.root_node.has_error:
+        return ""
+    language = languages.of(snapshot.language)
+    head, at, quote = snapshot.head, 0, ""
+    while at < len(head):
+        if quote:
+            if head.startswith(quote, at):
+                at, quote = at + len(quote) - 1, ""
+            elif head[at] == "\\":
+                at += 1
+        elif language.line_comment and head.startswith(language.line_comment, at) and not head[at - 1 : at].strip():
+            return language.line_comment
+        elif head[at] in language.quotes:
+            quote = head[at] * 3 if head.startswith(head[at] * 3, at) else head[at]
+            at += len(quote) - 1
+        at += 1
+    return quote
+
+
+def _unclosed(snapshot: Snapshot, below: int | None) -> str:
+    """What closes the innermost bracket that is opened on the cursor line and closed nowhere; "" without one."""
+    if snapshot.tree is not None and not snapshot.tree.root_node.has_error:
+        return ""
+    opened: list[str] = []
+    for character in re.sub(r"\"(\\.|[^\"])*\"|'(\\.|[^'])*'", "", snapshot.head):
+        if character in _BRACKETS:
+            opened.append(_BRACKETS[character])
+        elif opened and character == opened[-1]:
+            opened.pop()
+    if not opened or (below is not None and snapshot.lines[below].lstrip().startswith(opened[-1])):
+        return ""
+    return opened[-1]
+
+
+def _is_argument(snapshot: Snapshot) -> bool:
+    """Whether the innermost brackets around the cursor are those of arguments or parameters."""
+    language = languages.of(snapshot.language)
+    point = snapshot.row, len(_utf8(snapshot.head))
+    for node in _ancestors(_leaf(snapshot, snapshot.row, max(snapshot.column - 1, 0))):
+        if node.start_point < point < node.end_point and _is_open(node, point):
+            return node.type in language.arguments
+    return False
+
+
+def _is_open(node: Node, point: tuple[int, int]) -> bool:
+    """Whether the node has brackets around the point. Some grammars have what is called in the same node."""
+    first = [child for at in range(min(node.child_count, 8)) if (child := node.child(at)) is not None]
+    opener = next((child for child in first if child.type in _BRACKETS and child.end_point <= point), None)
+    if opener is None:
+        return False
+    last = node.child(node.child_count - 1)
+    closer = _BRACKETS[opener.type]
+    if last is not None and last.type == closer:
+        return last.start_point >= point
+    return not any(child.type == closer and child.end_point <= point for child in first)
+
+
+def _definition(snapshot: Snapshot) -> tuple[int, int] | None:
+    """First and last row of the innermost definition around the cursor.
+
+    Where indentation holds a block together, the tree ends it with its last statement: a cursor below that, but deeper
+    than the definition, is in it.
+    """
+    language = languages.of(snapshot.language)
+    row = snapshot.row if snapshot.head.strip() else _code_row(snapshot, -1)
+    if row is None:
+        return None
+    line = snapshot.head if row == snapshot.row else snapshot.lines[row]
+    column = len(snapshot.head.expandtabs(8))
+    for node in _ancestors(_leaf(snapshot, row, max(len(line.rstrip()) - 1, 0))):
+        if node.type not in language.definitions:
+            continue
+        first, last = node.start_point.row, node.end_point.row - (node.end_point.column == 0)
+        if snapshot.row <= last:
+            return first, last
+        if language.block == "indentation" and column > indentation(snapshot.lines[first]):
+            return first, snapshot.row
+    return None
+
+
+def _indent_unit(snapshot: Snapshot) -> str:
+    """What the lines around the cursor indent by, the language's habit where they do not say."""
+    first = max(0, snapshot.row - INDENTED_LINES)
+    lines = [line for line in snapshot.lines[first : snapshot.row + INDENTED_LINES] if line.strip()]
+    tabs = sum(line[0] == "\t" for line in lines)
+    spaces = sum(line[0] == " " for line in lines)
+    if tabs > spaces:
+        return "\t"
+    steps = [b - a for a, b in zip(map(_start, lines), map(_start, lines[1:]), strict=False) if 2 <= b - a <= 8]
+    if not spaces or not steps:
+        return languages.of(snapshot.language).indent
+    return " " * max(sorted(set(steps)), key=steps.count)
 
 
 def _leaf(snapshot: Snapshot, row: int, column: int) -> Node | None:
@@ -274,30 +477,45 @@ def _ancestors(node: Node | None) -> Iterator[Node]:
 
 def _code_row(snapshot: Snapshot, step: int) -> int | None:
     """The nearest row above (-1) or below (+1) the cursor's that is neither blank nor only a comment."""
+    first, last = snapshot.within or (0, len(snapshot.lines) - 1)
+    comments = languages.of(snapshot.language).comments
     row = snapshot.row + step
-    while 0 <= row < len(snapshot.lines):
+    while first <= row <= last:
         if snapshot.lines[row].strip():
-            first = _leaf(snapshot, row, _start(snapshot.lines[row]))
-            if first is None or first.type not in _syntax(snapshot).comments:
+            leaf = _leaf(snapshot, row, _start(snapshot.lines[row]))
+            if not any(node.type in comments for node in islice(_ancestors(leaf), 3)):
                 return row
         row += step
     return None
 
 
 def _prefix(snapshot: Snapshot) -> str:
-    size, row = 0, snapshot.row
-    while row > 0 and size + len(snapshot.lines[row - 1]) + 1 <= MAX_PREFIX:
-        row -= 1
-        size += len(snapshot.lines[row]) + 1
-    return _whole("".join(line + "\n" for line in snapshot.lines[row : snapshot.row]))
+    lines = [*snapshot.before.split("\n")[:-1], *snapshot.lines[: snapshot.row]]
+    return _whole("".join(line + "\n" for line in lines[_left_out(lines, MAX_PREFIX, to_block=True) :]))
 
 
 def _suffix(snapshot: Snapshot) -> str:
-    size, row = 0, snapshot.row + 1
-    while row < len(snapshot.lines) and size + len(snapshot.lines[row]) + 1 <= MAX_SUFFIX:
-        size += len(snapshot.lines[row]) + 1
-        row += 1
-    return _whole("".join("\n" + line for line in snapshot.lines[snapshot.row + 1 : row]))
+    lines = [*snapshot.lines[snapshot.row + 1 :], *snapshot.after.split("\n")[1:]]
+    kept = len(lines) - _left_out(lines[::-1], MAX_SUFFIX)
+    return _whole("".join("\n" + line for line in lines[:kept]))
+
+
+def _left_out(lines: Sequence[str], cap: int, to_block: bool = False) -> int:
+    """How many of the first lines to leave out, so that at most `cap` characters stay, their line ends included.
+
+    That number moves in strides, with `to_block` each to where a block begins: of the lines near there the least
+    indented one, the first after a blank line among those.
+    """
+    sizes = list(accumulate((len(line) + 1 for line in lines), initial=0))
+    stride = cap // 4
+    least = -(-(sizes[-1] - cap) // stride) * stride
+    if least <= 0:
+        return 0
+    first = next(row for row, size in enumerate(sizes) if size >= min(least, sizes[-1]))
+    near = [row for row in range(first, len(lines)) if sizes[row] < least + stride // 4 and lines[row].strip()]
+    if not to_block or not near:
+        return first
+    return min(near, key=lambda row: (indentation(lines[row]), bool(row and lines[row - 1].strip()), row))
 
 
 def _start(line: str) -> int:
@@ -312,7 +530,3 @@ def _utf8(text: str) -> bytes:
 def _whole(text: str) -> str:
     """The text with U+FFFD for each half of a surrogate pair, which UTF-8 cannot carry to a model."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-
-
-def _syntax(snapshot: Snapshot) -> _Syntax:
-    return _SYNTAX.get(snapshot.language, _PLAIN)

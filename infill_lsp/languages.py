@@ -163,6 +163,7 @@ LANGUAGES: dict[str, Language] = {
             "try_statement except_clause finally_clause with_statement match_statement case_clause"
         ),
         words=_all("async case class def elif else except finally for if match try while with"),
+        clauses=_set("elif else except finally"),
         definitions=_set("function_definition class_definition"),
         containers=_set("class_definition"),
         wrappers=_set("decorated_definition"),
@@ -213,7 +214,7 @@ LANGUAGES: dict[str, Language] = {
         ),
         openers=_all(":"),
         bodies=_set("case_statement labeled_statement access_specifier"),
-        words=_all("case default public: private: protected:"),
+        words=_all("case default public private protected"),
         definitions=_set(
             "function_definition class_specifier struct_specifier union_specifier enum_specifier namespace_definition "
             "type_definition alias_declaration concept_definition"

@@ -1,5 +1,7 @@
 """The gap at a cursor: its kind and limits, the text around it, and where nothing is offered."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,18 +31,18 @@ CURSORS: list[tuple[str, str, Kind, int, int | None]] = [
     ("after a whole statement", "def f():\n    x = 1|\n    return x\n", "rest", 1, None),
     ("before a colon", "if x|:\n    pass\n", "rest", 1, None),
     ("a value before a comma", "d = {\n    'a': |,\n}\n", "rest", 1, None),
-    ("arguments", "print(|)\n", "span", 1, None),
-    ("between arguments", "call(a, |, b)\n", "span", 1, None),
-    ("arguments that close on the next line", "call(\n    a, |\n)\n", "rest", 1, None),
-    ("arguments that close here", "call(\n    a, |)\n", "span", 1, None),
-    ("parameters", "def f(|):\n    pass\n", "span", 1, None),
+    ("arguments", "print(|)\n", "arguments", 1, None),
+    ("between arguments", "call(a, |, b)\n", "arguments", 1, None),
+    ("arguments that close on the next line", "call(\n    a, |\n)\n", "arguments", 1, None),
+    ("arguments that close here", "call(\n    a, |)\n", "arguments", 1, None),
+    ("parameters", "def f(|):\n    pass\n", "arguments", 1, None),
     ("before an operator", "x = | + 1\n", "span", 1, None),
-    ("inside a string", "x = 'a|'\n", "span", 1, None),
-    ("unclosed string", "x = 'a |\n", "rest", 1, None),
-    ("comment", "x = 1\n# explain |\ny = 2\n", "rest", 1, None),
-    ("comment that ends with a colon", "# TODO:|\n", "rest", 1, None),
-    ("comment behind a header", "if x:  # because|\n", "rest", 1, None),
-    ("docstring line with a colon", 'def f():\n    """Do.\n\n    Args:\n    |\n    """\n', "line", 1, None),
+    ("inside a string", "x = 'a|'\n", "string", 1, None),
+    ("unclosed string", "x = 'a |\n", "string", 1, None),
+    ("comment", "x = 1\n# explain |\ny = 2\n", "comment", 1, None),
+    ("comment that ends with a colon", "# TODO:|\n", "comment", 1, None),
+    ("comment behind a header", "if x:  # because|\n", "comment", 1, None),
+    ("docstring line with a colon", 'def f():\n    """Do.\n\n    Args:\n    |\n    """\n', "docstring", 1, None),
     ("decorator", "@|\ndef f():\n    pass\n", "rest", 1, None),
     ("after a header", "def f():|", "lines", 8, 1),
     ("after a header, body there", "def f():|\n    return 1\n", "rest", 1, None),
@@ -138,14 +140,14 @@ def test_what_is_missing_at_a_cursor(source: str, kind: Kind, max_lines: int, mi
 def test_a_language_without_a_grammar_goes_by_brackets_and_indentation(
     source: str, kind: Kind, max_lines: int, min_indent: int | None
 ) -> None:
-    gap = gap_of(at(source, language="javascript"))
+    gap = gap_of(at(source, language="tcl"))
     assert (gap.kind, gap.max_lines, gap.min_indent) == (kind, max_lines, min_indent)
 
 
 def test_without_a_tree_python_goes_by_its_words() -> None:
     snapshot = at("def f():\n    |\n")
     blind = Snapshot(snapshot.uri, 1, "python", snapshot.lines, snapshot.eol, snapshot.row, snapshot.column, tree=None)
-    assert gap_of(blind) == gap_of(snapshot)
+    assert gap_of(blind) == replace(gap_of(snapshot), definition=None)
 
 
 @pytest.mark.parametrize("trigger", ["automatic", "invoked"])
@@ -189,14 +191,35 @@ def test_half_a_surrogate_pair_does_not_stop_a_request() -> None:
     encode(InfillRequest(client="c", document="d", prefix=gap.prefix, head=gap.head, suffix=gap.suffix))
 
 
+ABOVE = [f"above_{row} = {row}\n" for row in range(8_000)]
+BELOW = [f"\nbelow_{row} = {row}" for row in range(8_000)]
+
+
 def test_the_surroundings_are_capped_at_whole_lines() -> None:
-    above = [f"above_{row} = {row}\n" for row in range(8_000)]
-    below = [f"\nbelow_{row} = {row}" for row in range(2_000)]
-    gap = gap_of(at("".join(above) + "x = |" + "".join(below)))
-    assert MAX_PREFIX - len(above[-1]) < len(gap.prefix) <= MAX_PREFIX
-    assert "".join(above).endswith("\n" + gap.prefix)
-    assert MAX_SUFFIX - len(below[-1]) < len(gap.suffix) <= MAX_SUFFIX
-    assert "".join(below).startswith(gap.suffix + "\n")
+    gap = gap_of(at("".join(ABOVE) + "x = |" + "".join(BELOW)))
+    assert 0.6 * MAX_PREFIX < len(gap.prefix) <= MAX_PREFIX
+    assert "".join(ABOVE).endswith("\n" + gap.prefix)
+    assert 0.6 * MAX_SUFFIX < len(gap.suffix) <= MAX_SUFFIX
+    assert "".join(BELOW).startswith(gap.suffix + "\n")
+
+
+def test_the_cut_ends_of_the_surroundings_stay_while_lines_are_written() -> None:
+    firsts, lasts = set(), set()
+    for count in range(0, 1_000, 25):
+        written = "".join(f"y = {row}\n" for row in range(count))
+        gap = gap_of(at("".join(ABOVE) + written + "x = |" + "".join(BELOW[: 8_000 - count]), "text"))
+        firsts.add(gap.prefix.partition("\n")[0])
+        gap = gap_of(at("".join(ABOVE) + "x = |" + "".join(BELOW[count:]), "text"))
+        lasts.add(gap.suffix.rpartition("\n")[2])
+    # 7 kB and 17 kB pass by.
+    assert len(firsts) <= 2
+    assert len(lasts) <= 3
+
+
+def test_a_cut_prefix_begins_where_a_block_does() -> None:
+    block = "def f_{0}(a):\n    b = a\n    return b\n\n\n"
+    gap = gap_of(at("".join(block.format(row) for row in range(4_000)) + "|"))
+    assert gap.prefix.startswith("def f_")
 
 
 def test_a_neighbour_longer_than_the_cap_is_left_out() -> None:
