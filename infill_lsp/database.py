@@ -205,9 +205,12 @@ class Database:
         query = "SELECT text FROM files JOIN chunks ON file = files.id WHERE path = ?"
         return Counter(word for (text,) in self._connection.execute(query, (path,)) for word in set(words(text)))
 
-    def manifest(self) -> dict[str, bytes]:
-        """Path and hash of each file that has text."""
-        return dict(self._connection.execute("SELECT path, hash FROM files WHERE refused = ''"))
+    def manifest(self, paths: Collection[str] | None = None) -> dict[str, bytes]:
+        """Path and hash of each file that has text; of these paths alone, where some are given."""
+        query = "SELECT path, hash FROM files WHERE refused = ''"
+        if paths is None:
+            return dict(self._connection.execute(query))
+        return dict(self._connection.execute(f"{query} AND path IN ({_marks(paths)})", tuple(paths)))
 
     def counts(self) -> Counts:
         refused = dict(self._connection.execute("SELECT refused, count(*) FROM files GROUP BY refused"))

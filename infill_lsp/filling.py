@@ -78,10 +78,28 @@ class Status:
     unreadable: int = 0
     #: Why changes are noticed late, where the system would tell of them.
     late: str = ""
+    #: Files that the engine does not remember: they are too long for it, or it has no room.
+    forgotten: int = 0
     #: Why it is off.
     error: str = ""
     #: Grows with each change of what is stored.
     changes: int = 0
+
+    @property
+    def message(self) -> str:
+        """What a person should know, in one line; "" where all is well."""
+        if self.error:
+            return self.error
+        said = [
+            "" if self.complete else "only a part of it is indexed, it is too large",
+            _counted(self.unreadable, "folder", "may not be looked into"),
+            _counted(self.refused.get("huge", 0), "file", "is too large", "are too large"),
+            _counted(
+                self.forgotten, "file", "does not fit into the engine's memory", "do not fit into the engine's memory"
+            ),
+            f"changes are noticed late ({self.late})" if self.late else "",
+        ]
+        return "; ".join(filter(None, said))
 
 
 class Filler:
@@ -342,6 +360,13 @@ class Filler:
         if status != self._status:
             self._status = status
             self._report(status)
+
+
+def _counted(count: int, what: str, one: str, many: str = "") -> str:
+    """`1 file is ...`, `2 files are ...`; "" for none."""
+    if not count:
+        return ""
+    return f"1 {what} {one}" if count == 1 else f"{count:,} {what}s {many or one}"
 
 
 def _is_in(path: str, folder: str) -> bool:

@@ -2,7 +2,7 @@
 
 The index fills from the start. The engine is told once somebody asks for completions, and of new text only while they
 go on doing so: it would otherwise stay loaded for nobody. What is deleted it is told at once. It is never started from
-here; one that was away is told everything again.
+here; one that was away is told everything again. For a gap the indexes are asked for snippets.
 
 It does not know LSP, nor what may be read: the index does.
 """
@@ -15,16 +15,19 @@ import logging
 import math
 import os
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from infill_engine.protocol import Document
 
 from infill_lsp.client import EngineClient, EngineError
+from infill_lsp.core import Gap, Snapshot, Snippet
 from infill_lsp.database import fingerprint
 from infill_lsp.index import Index, local_path
+from infill_lsp.priming import retrieve
 
 if TYPE_CHECKING:
     from infill_lsp.filling import Status
@@ -41,6 +44,11 @@ QUIET_S = 240.0
 SETTLE_S, FAREWELL_S = 0.5, 1.0
 #: Files that are read at a time; and of more that are gone the whole list of those that are left is sent.
 READ_FILES, MANY = 32, 1_000
+#: Seconds after which the engine is given again what it had no room for, and how often in all.
+REFUSED_S, TRIES = 300.0, 3
+#: Snippets for a gap, of which the engine takes the best that are encoded, and seconds after which those of the last
+#: question about the document have to do.
+SNIPPETS, RETRIEVED_S = 3, 0.03
 
 
 class Folders:
@@ -53,7 +61,8 @@ class Folders:
         self._engine = engine
         self._report = report
         self._folders: dict[str, _Folder] = {}
-        self._exclude: tuple[str, ...] = ()
+        #: The last snippets for a document.
+        self._snippets: dict[str, list[Snippet]] = {}
         #: The documents that are open, and those of them that were edited since the indexes got them.
         self._open: dict[str, Callable[[], str]] = {}
         self._edited: set[str] = set()
@@ -63,18 +72,21 @@ class Folders:
         #: One folder after the other gives texts: each holds a connection meanwhile, of which there are a few.
         self._turn = asyncio.Lock()
 
-    async def settle(self, uris: Collection[str], *, indexed: bool, exclude: Sequence[str] = ()) -> None:
-        """From now on these are the folders. Not `indexed`: what the engine remembers of them is removed."""
+    async def settle(self, folders: Mapping[str, Sequence[str] | None]) -> None:
+        """From now on these are the folders, by URI, each with the patterns of what is left out. None in their place:
+        it is not indexed, and what the engine remembers of it is removed."""
         async with self._settling:
-            wanted = {root for uri in uris if (root := _root(uri)) is not None}
+            wanted = {
+                root: None if exclude is None else tuple(exclude)
+                for uri, exclude in folders.items()
+                if (root := _root(uri)) is not None
+            }
             for root, folder in list(self._folders.items()):
-                same = (folder.index is not None) == indexed and (not indexed or self._exclude == tuple(exclude))
-                if root not in wanted or not same:
+                if root not in wanted or folder.exclude != wanted[root]:
                     del self._folders[root]
                     await folder.aclose(self._open)
-            self._exclude = tuple(exclude)
-            for root in sorted(wanted - self._folders.keys()):
-                folder = _Folder(root, self._exclude if indexed else None, self._engine, self._report, self._turn)
+            for root in sorted(wanted.keys() - self._folders.keys()):
+                folder = _Folder(root, wanted[root], self._engine, self._report, self._turn)
                 self._folders[root] = folder
                 folder.asked_at = self._asked_at
                 for uri, text in self._open.items():
@@ -97,17 +109,26 @@ class Folders:
         """Its unsaved text is forgotten."""
         self._open.pop(uri, None)
         self._edited.discard(uri)
+        self._snippets.pop(uri, None)
         for folder in self._folders.values():
             folder.close(uri)
 
     def place(self, uri: str) -> tuple[str, str]:
         """The workspace of a document and its path there, as the engine knows them; two empty texts without one."""
-        places = [
-            (folder.root, folder.name, path)
-            for folder in self._folders.values()
-            if folder.index is not None and (path := folder.index.relative(uri)) is not None and path.isprintable()
-        ]
-        return max(places, key=lambda each: len(each[0]), default=("", "", ""))[1:]
+        folder = self._innermost(uri)
+        path = folder.index.relative(uri) if folder is not None and folder.index is not None else None
+        return (folder.name, path) if folder is not None and path is not None and path.isprintable() else ("", "")
+
+    async def snippets(self, snapshot: Snapshot, gap: Gap) -> list[Snippet]:
+        """The best pieces of the document's folder for a gap, looked up in a thread; where that takes too long those of
+        the last question about the document."""
+        folder = self._innermost(snapshot.uri)
+        if folder is None or folder.index is None:
+            return []
+        found = asyncio.create_task(asyncio.to_thread(retrieve, folder.index, snapshot, gap, SNIPPETS))
+        found.add_done_callback(lambda task: self._retrieved(snapshot.uri, task))
+        await asyncio.wait([found], timeout=RETRIEVED_S)
+        return self._snippets.get(snapshot.uri, [])
 
     def ask(self) -> None:
         """A completion is asked for."""
@@ -130,6 +151,23 @@ class Folders:
             self._folders.clear()
             await asyncio.gather(*(folder.aclose(self._open) for folder in folders))
 
+    def _innermost(self, uri: str) -> _Folder | None:
+        """Of the folders with an index the innermost that a document lies in."""
+        around = [
+            folder
+            for folder in self._folders.values()
+            if folder.index is not None and folder.index.relative(uri) is not None
+        ]
+        return max(around, key=lambda folder: len(folder.root), default=None)
+
+    def _retrieved(self, uri: str, found: asyncio.Task[list[Snippet]]) -> None:
+        if found.cancelled() or uri not in self._open:
+            return
+        if (error := found.exception()) is not None:  # its text may quote the document
+            log.error("a fault in looking for snippets: %s", type(error).__name__)
+        else:
+            self._snippets[uri] = found.result()
+
     def _update(self) -> None:
         self._due = None
         for uri in self._edited & self._open.keys():
@@ -145,12 +183,13 @@ class _Folder:
     def __init__(
         self,
         root: str,
-        exclude: Sequence[str] | None,
+        exclude: tuple[str, ...] | None,
         engine: Callable[[], EngineClient],
         report: Callable[[Index, Status], None],
         turn: asyncio.Lock,
     ) -> None:
         self.root = root
+        self.exclude = exclude
         self.name = hashlib.sha256(os.fsencode(root)).hexdigest()[:32]
         self.asked_at = -math.inf
         self._engine = engine
@@ -160,8 +199,14 @@ class _Folder:
         self.index = None if exclude is None else Index(root, exclude=exclude, report=self._reported)
         #: Path -> hash of what the engine has or is about to get ("" while it is read); None: it has to be told all.
         self._told: dict[str, str] | None = None
+        #: The index' revision then, and documents that were opened, edited or closed since.
+        self._revision: tuple[int, int] | None = None
+        self._touched: set[str] = set()
         #: Paths whose text it is to get.
         self._wanted: dict[str, None] = {}
+        #: Those that it has no room for: the hash, and how often it was given. When it is given them again.
+        self._refused: dict[str, tuple[str, int]] = {}
+        self._given_again = math.inf
         self._changed = asyncio.Event()
         self._more = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -188,11 +233,13 @@ class _Folder:
             await asyncio.to_thread(self.index.stop)
 
     def update(self, uri: str, text: str) -> None:
-        if self.index is not None and self.index.update(uri, text):
+        if self.index is not None and (path := self.index.update(uri, text)) is not None:
+            self._touched.add(path)
             self._changed.set()
 
     def close(self, uri: str) -> None:
-        if self.index is not None and self.index.close(uri):
+        if self.index is not None and (path := self.index.close(uri)) is not None:
+            self._touched.add(path)
             self._changed.set()
 
     def ask(self, now: float) -> None:
@@ -209,12 +256,13 @@ class _Folder:
     def _heard(self, status: Status) -> None:
         self._changed.set()
         if self.index is not None and self._tasks:
-            self._report(self.index, status)
+            self._report(self.index, replace(status, forgotten=len(self._refused)))
 
     def _begin(self) -> None:
         """The engine has to be told everything."""
         self._told = None
         self._wanted.clear()
+        self._refused.clear()
         self._changed.set()
         self._tasks = [
             asyncio.create_task(self._again_and_again(self._changed, self._tell, CHANGES_S)),
@@ -259,15 +307,20 @@ class _Folder:
         state = self.index.status.state
         if state not in ("ready", "filling") or (self._told is None and (state == "filling" or not self._is_busy)):
             return
+        # While somebody types only open documents change: the other files are not looked through for that.
+        touched, self._touched = self._touched, set()
+        told, revision = self._told, self.index.revision
+        some = touched if told is not None and revision == self._revision else None
         settled = await asyncio.to_thread(self.index.settle, SETTLE_S)
-        manifest = await asyncio.to_thread(_manifest, self.index)
+        manifest = await asyncio.to_thread(_manifest, self.index, some)
         if not settled or manifest is None:
+            self._touched |= touched
             self._changed.set()  # It is looked at again.
         if manifest is None:
             return
-        told = self._told
-        gone = told.keys() - manifest.keys() if told is not None else set()
-        if told is None or len(gone) > MANY:
+        known = told if told is None or some is None else {path: told[path] for path in some & told.keys()}
+        gone = known.keys() - manifest.keys() if known is not None else set()
+        if told is None or known is None or (some is None and len(gone) > MANY):
             wanted = dict.fromkeys(await self._engine().sync(self.name, manifest))
             self._told = {path: hash for path, hash in manifest.items() if path not in wanted}
             self._wanted = wanted
@@ -277,9 +330,18 @@ class _Folder:
                 self._wanted.pop(path, None)
             if gone:
                 await self._engine().remove(self.name, gone)
-            self._wanted |= dict.fromkeys(path for path, _ in manifest.items() - told.items())
+            self._wanted |= dict.fromkeys(path for path, _ in manifest.items() - known.items())
+            self._give_again(told)
+        self._revision = revision
         if self._wanted:
             self._more.set()
+
+    def _give_again(self, told: Mapping[str, str]) -> None:
+        """Wants what the engine had no room for again, after a while: there may be room now."""
+        self._refused = {path: of for path, of in self._refused.items() if told.get(path) == of[0]}
+        if time.monotonic() > self._given_again:
+            self._given_again = math.inf
+            self._wanted |= dict.fromkeys(path for path, (_, tries) in self._refused.items() if tries < TRIES)
 
     async def _feed(self) -> None:
         """Gives the engine the texts that it needs. Raises `EngineError`."""
@@ -294,10 +356,22 @@ class _Folder:
             ]
             told |= {document.path: document.hash for document in documents}
             async with self._turn:
-                await self._engine().put(self.name, documents)
+                refused = await self._engine().put(self.name, documents)
+            self._note_refused(documents, set(refused))
             # What was removed while it was sent may have come after the removal.
             if late := [document.path for document in documents if document.path not in (self._told or told)]:
                 await self._engine().remove(self.name, late)
+
+    def _note_refused(self, documents: Sequence[Document], refused: Collection[str]) -> None:
+        """Notes which of the documents the engine did not take, and did not just hear to be gone or replaced."""
+        before = len(self._refused)
+        for document in documents:
+            of = self._refused.pop(document.path, ("", 0))
+            if document.path in refused and self._told and self._told.get(document.path) == document.hash:
+                self._refused[document.path] = document.hash, 1 + (of[1] if of[0] == document.hash else 0)
+                self._given_again = min(self._given_again, time.monotonic() + REFUSED_S)
+        if len(self._refused) != before and self.index is not None:
+            self._heard(self.index.status)
 
     async def _farewell(self, index: Index, opened: Collection[str]) -> None:
         """Lets the engine forget of these documents what is not on disk. Raises `EngineError`."""
@@ -307,8 +381,8 @@ class _Folder:
             await self._engine().remove(self.name, unsaved)
 
 
-def _manifest(index: Index) -> dict[str, str] | None:
-    found = index.manifest()
+def _manifest(index: Index, paths: Collection[str] | None = None) -> dict[str, str] | None:
+    found = index.manifest(paths)
     return None if found is None else {path: hash.hex() for path, hash in found.items()}
 
 

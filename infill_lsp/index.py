@@ -17,9 +17,10 @@ import threading
 import time
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote, urlsplit
@@ -91,6 +92,10 @@ class Index:
         self._open = _Open()
         #: Those by which the open documents were judged.
         self._rules: Ignore | None = None
+        #: How often they changed.
+        self._judged = 0
+        #: Each key stroke asks for it several times, and a real path takes a look at each folder above.
+        self._real_path = lru_cache(maxsize=1024)(self._relative)
         #: Guards the connection that answers, of which `_path` says where.
         self._reading = threading.Lock()
         self._path: Path | None = None
@@ -119,8 +124,16 @@ class Index:
         with self._reading:
             self._drop_reader()
 
+    @property
+    def revision(self) -> tuple[int, int]:
+        """Another one where `manifest` may say something else, but of open documents."""
+        return self._status.changes, self._judged
+
     def relative(self, uri: str) -> str | None:
         """The path in the folder of the document at `uri`; None where it is not a file of it."""
+        return self._real_path(uri)
+
+    def _relative(self, uri: str) -> str | None:
         path = local_path(uri)
         if path is None:
             return None
@@ -128,47 +141,46 @@ class Index:
         full = os.path.join(os.path.realpath(folder), name)
         return full[len(self.root) + 1 :] if full.startswith(f"{self.root}/") else None
 
-    def update(self, uri: str, text: str) -> bool:
+    def update(self, uri: str, text: str) -> str | None:
         """The document is open, and this is its text; from now on what is on disk of it does not count.
 
-        Whether it is of this folder.
+        Returns its path, None where it is not of this folder.
         """
         path = self.relative(uri)
-        if path is None:
-            return False
-        with self._changed:
-            self._texts[path] = text
-            self._dirty.add(path)
-        return True
+        if path is not None:
+            with self._changed:
+                self._texts[path] = text
+                self._dirty.add(path)
+        return path
 
-    def close(self, uri: str) -> bool:
-        """The document is closed: its text is forgotten at once. Whether it is of this folder."""
+    def close(self, uri: str) -> str | None:
+        """The document is closed: its text is forgotten at once. Returns its path, as `update`."""
         path = self.relative(uri)
-        if path is None:
-            return False
-        with self._changed:
-            self._texts.pop(path, None)
-            self._dirty.discard(path)
-            self._open.remove(path)
-        return True
+        if path is not None:
+            with self._changed:
+                self._texts.pop(path, None)
+                self._dirty.discard(path)
+                self._open.remove(path)
+        return path
 
     def settle(self, timeout_s: float) -> bool:
         """Waits until the folder is filled and what was open before is taken in. Whether that came in time."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._dirty and self._status.state in ("ready", "off"), timeout_s)
 
-    def manifest(self) -> dict[str, bytes] | None:
-        """Path and hash (`fingerprint`) of each file's text as it counts now: of what is open, else of what is on disk.
-        None where the database gives no answer now.
+    def manifest(self, paths: Collection[str] | None = None) -> dict[str, bytes] | None:
+        """Path and hash (`fingerprint`) of each file's text as it counts now: of what is open, else of what is on disk;
+        of these paths alone, where some are given. None where the database gives no answer now.
         """
         with self._reading:
-            found = self._ask(lambda reader: reader.manifest())
+            found = self._ask(lambda reader: reader.manifest(paths))
         if found is None:
             return None
         with self._changed:
             for path in self._texts:
                 found.pop(path, None)
-            found.update(self._open.fingerprints)
+            opened = self._open.fingerprints
+            found.update(opened if paths is None else {path: opened[path] for path in paths if path in opened})
         return found
 
     def texts(self, paths: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -320,8 +332,10 @@ class Index:
                     if path in self._texts:
                         self._open.cover(path, hash, covered)
         with self._changed:
+            other_rules = self._rules is not None and rules is not self._rules
             if rules is not self._rules:
                 self._rules = rules
+                self._judged += 1
                 self._dirty.update(self._texts)
             todo = {path: self._texts[path] for path in self._dirty}
         for path, text in todo.items():
@@ -334,6 +348,8 @@ class Index:
                     self._dirty.discard(path)
                     self._open.replace(path, lines if fit else None, counted)
                     self._changed.notify_all()
+        if other_rules:
+            self._report(self._status)
 
 
 class _Open:

@@ -388,7 +388,7 @@ class InfillServer(LanguageServer):
                 if self._asked:
                     self._folders.ask()
         priming = self.settings.priming
-        await self._folders.settle(uris, indexed=priming.enabled, exclude=priming.exclude)
+        await self._folders.settle(dict.fromkeys(uris, priming.exclude if priming.enabled else None))
 
     async def leave(self) -> None:
         """The editor is gone."""
@@ -502,7 +502,7 @@ class InfillServer(LanguageServer):
             self.protocol.notify("infill/status", status)
 
     def _show_index(self, index: Index, status: IndexStatus) -> None:
-        self.board.folder(index.root, status.state, status.files, status.error)
+        self.board.folder(index.root, status.state, status.files, status.message)
         if status.error:
             self.show(status.error, types.MessageType.Warning)
         elif status.state == "filling" and status.total and index not in self._filling:

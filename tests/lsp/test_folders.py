@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 from editor import until
 from infill_engine.protocol import Document
+from marked import at
 
 from infill_lsp import folders as module
 from infill_lsp.client import EngineAway
+from infill_lsp.core import Gap, Snippet
+from infill_lsp.extraction import cut
 from infill_lsp.folders import Folders
 from infill_lsp.index import Index
 
@@ -33,6 +36,8 @@ class Engine:
         self.syncs = 0
         #: All paths whose text it ever got.
         self.fed: set[str] = set()
+        #: Paths that it has no room for.
+        self.full: set[str] = set()
         #: Documents wait here to be taken in.
         self.gate = asyncio.Event()
         self.gate.set()
@@ -57,8 +62,9 @@ class Engine:
         self.fed |= {document.path for document in documents}
         self.waiting.set()
         await self.gate.wait()
-        self.remembered[workspace].update((document.path, document) for document in documents)
-        return []
+        taken = [document for document in documents if document.path not in self.full]
+        self.remembered[workspace].update((document.path, document) for document in taken)
+        return [document.path for document in documents if document.path in self.full]
 
     async def remove(self, workspace: str, paths: Iterable[str]) -> None:
         self._hear("remove")
@@ -88,7 +94,7 @@ class Bench:
             (self.folder / f"{name}.py").write_text(text)
 
     async def begin(self, **options: Any) -> None:
-        await self.folders.settle([self.folder.as_uri()], **{"indexed": True, **options})
+        await self.folders.settle({self.folder.as_uri(): options.get("exclude", [])})
 
     def uri(self, name: str) -> str:
         return (self.folder / name).as_uri()
@@ -211,7 +217,7 @@ async def test_switched_off_what_was_fed_is_removed_and_nothing_more_is_told(ben
     await bench.begin()
     bench.folders.ask()
     await bench.eventually(a="a = 1\n")
-    await bench.begin(indexed=False)
+    await bench.begin(exclude=None)
     await bench.eventually()
     assert bench.engine.asked[-1] == "forget"
     told = len(bench.engine.asked)
@@ -257,6 +263,117 @@ async def test_a_file_that_goes_while_it_is_sent_is_removed(bench: Bench) -> Non
     bench.engine.gate.set()
     await until(lambda: bench.engine.asked.count("remove") == 2)
     assert bench.engine.texts == {}
+
+
+async def test_what_the_engine_has_no_room_for_is_told_and_given_again_a_few_times(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.write(a="a = 1\n", b="b = 1\n")
+    bench.engine.full = {"b.py"}
+    await bench.begin()
+    bench.folders.ask()
+    await until(lambda: any("1 file does not fit" in status.message for status in bench.statuses))
+    assert bench.engine.texts == {"a.py": "a = 1\n"}
+    (folder,) = bench.folders._folders.values()
+    for tries in range(2, 6):
+        folder._given_again = 0.0
+        bench.write(a=f"a = {tries}\n")
+        await bench.eventually(a=f"a = {tries}\n")
+        await until(lambda tries=tries: folder._refused["b.py"][1] == min(tries, module.TRIES))
+    bench.engine.full = set()
+    bench.write(b="b = 2\n")
+    await bench.eventually(a="a = 5\n", b="b = 2\n")
+    await until(lambda: bench.statuses[-1].message == "")
+
+
+async def test_while_somebody_types_the_other_files_are_not_looked_through(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.write(a="a = 1\n", b="b = 1\n")
+    text = "a = 1\n"
+    await bench.begin()
+    bench.folders.open(bench.uri("a.py"), lambda: text)
+    bench.folders.ask()
+    await bench.eventually(a="a = 1\n", b="b = 1\n")
+    looked: list[Any] = []
+    manifest = Index.manifest
+    monkeypatch.setattr(Index, "manifest", lambda self, paths=None: looked.append(paths) or manifest(self, paths))
+    for number in range(2, 10):
+        text = f"a = {number}\n"
+        bench.folders.edit(bench.uri("a.py"))
+        await bench.eventually(a=text, b="b = 1\n")
+    bench.folders.close(bench.uri("a.py"))
+    await bench.eventually(a="a = 1\n", b="b = 1\n")
+    # The index looks a second time at files that are as young as these.
+    assert looked.count({"a.py"}) >= 6
+    assert looked.count(None) <= 3
+    bench.write(b="b = 2\n")
+    await bench.eventually(a="a = 1\n", b="b = 2\n")
+
+
+async def test_an_unsaved_document_that_becomes_ignored_is_forgotten(bench: Bench) -> None:
+    bench.write(a="a = 1\n")
+    (bench.folder / ".ignore").write_text(".ignore\n")
+    await bench.begin()
+    bench.folders.open(bench.uri("new.py"), lambda: "new = 1\n")
+    bench.folders.ask()
+    await bench.eventually(a="a = 1\n", new="new = 1\n")
+    (bench.folder / ".ignore").write_text(".ignore\nnew.py\n")
+    await bench.eventually(a="a = 1\n")
+
+
+async def test_a_folder_may_be_switched_off_alone(bench: Bench) -> None:
+    inner = bench.folder.parent / "other"
+    inner.mkdir()
+    (inner / "o.py").write_text("o = 1\n")
+    bench.write(a="a = 1\n")
+    await bench.folders.settle({bench.folder.as_uri(): [], inner.as_uri(): []})
+    bench.folders.ask()
+    await bench.eventually(a="a = 1\n", o="o = 1\n")
+    (kept,) = [folder for folder in bench.folders._folders.values() if folder.root == str(bench.folder)]
+    await bench.folders.settle({bench.folder.as_uri(): [], inner.as_uri(): None})
+    await bench.eventually(a="a = 1\n")
+    assert kept in bench.folders._folders.values()  # its index goes on
+    assert bench.folders.place(inner.joinpath("o.py").as_uri()) == ("", "")
+
+
+async def test_snippets_come_from_the_innermost_folder(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRIEVED_S", PATIENCE_S)
+    monkeypatch.setattr("infill_lsp.priming.BUDGET_S", PATIENCE_S)
+    bench.write(shape="def area_of(width):\n    return width * width\n", other="value = 1\nother = 2\n")
+    snapshot = at("from shape import area_of\n\nx = area_of(|\n", uri=bench.uri("main.py"))
+    gap = cut(snapshot, "invoked")
+    assert isinstance(gap, Gap)
+    assert await bench.folders.snippets(snapshot, gap) == []
+    await bench.begin()
+    await bench.ready()
+    bench.folders.open(snapshot.uri, lambda: "\n".join(snapshot.lines))
+    found = await bench.folders.snippets(snapshot, gap)
+    assert [(one.path, one.first_line) for one in found] == [("shape.py", 0)]
+
+
+async def test_nobody_waits_for_snippets_that_take_long(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = at("x = |\n", uri=bench.uri("main.py"))
+    gap = cut(snapshot, "invoked")
+    assert isinstance(gap, Gap)
+    go_on = threading.Event()
+    known = [Snippet("x = 1\n", "x.py", 0, 0, 1.0, "it was found before")]
+
+    def slow(*_: object) -> list[Snippet]:
+        assert go_on.wait(PATIENCE_S)
+        return known
+
+    monkeypatch.setattr(module, "retrieve", slow)
+    await bench.begin()
+    bench.folders.open(snapshot.uri, lambda: "x = \n")
+    assert await bench.folders.snippets(snapshot, gap) == []
+    go_on.set()
+    await until(lambda: bool(bench.folders._snippets))
+    go_on.clear()
+    assert await bench.folders.snippets(snapshot, gap) == known
+    go_on.set()
+    bench.folders.close(snapshot.uri)
+    assert not bench.folders._snippets
 
 
 async def test_a_broken_text_and_a_fault_do_not_end_the_feeding(bench: Bench) -> None:
@@ -323,14 +440,14 @@ async def test_many_files_that_go_at_once_are_told_in_one_list(bench: Bench, mon
 async def test_a_document_belongs_to_the_innermost_folder(bench: Bench) -> None:
     inner = bench.folder / "inner"
     inner.mkdir()
-    await bench.folders.settle([bench.folder.as_uri(), inner.as_uri(), "untitled:x"], indexed=True)
+    await bench.folders.settle({bench.folder.as_uri(): [], inner.as_uri(): [], "untitled:x": []})
     outer_name, outer_path = bench.folders.place(bench.uri("a.py"))
     inner_name, inner_path = bench.folders.place(bench.uri("inner/a.py"))
     assert (outer_path, inner_path) == ("a.py", "a.py")
     assert len({outer_name, inner_name, ""}) == 3
     assert str(bench.folder) not in outer_name
     assert bench.folders.place("file:///elsewhere/a.py") == ("", "")
-    await bench.folders.settle([bench.folder.as_uri()], indexed=True)
+    await bench.folders.settle({bench.folder.as_uri(): []})
     assert bench.folders.place(bench.uri("inner/a.py")) == (outer_name, "inner/a.py")
 
 
