@@ -264,6 +264,8 @@ class OpenFacts:
     bias: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 1.0)
     #: The most slots that the policy may grow a canvas to.
     most: int = 64
+    #: The most tokens that prefix, canvas and suffix may have together; None: as many as there are.
+    positions: int | None = None
     #: Whether text before the gap is healed: taken back to a boundary, and written again by the first slots.
     heals: bool = True
     #: Stands behind the suffix where that is all there is.

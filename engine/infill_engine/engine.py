@@ -155,6 +155,9 @@ class Engine:
         self._policy = cast(CommitPolicy | None, policy) or VerifiedPolicy(config.mask_prob)
         facts = denoiser.facts.open
         self._tokenizer = LineTokenizer(codec, heals=facts is None or facts.heals)
+        if facts is not None and facts.positions is not None:
+            canvas = max(facts.most, *facts.lengths) + config.suffix_tokens
+            config = replace(config, prefix_tokens=max(1, min(config.prefix_tokens, facts.positions - canvas - 8)))
         self._config = config
         self._cache = ContextCache(denoiser, config.chunk_tokens, config.cache_mb << 20)
         self._texts = LastTexts()

@@ -13,6 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import exp
 
+#: Slots that are tried. The paper tries each from 1 to 64: farther apart they are found in fewer passes.
+CANDIDATES = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+#: (a, b, c, d, e) of B(n) = a exp(-b n) + c exp(-d n) + e: how sure LLaDA-8B was of n slots where the true ones were
+#: not about as many. The authors use it for Dream-Coder and DiffuCoder too.
+PUBLISHED_BIAS = (1.00, 1.77, 0.56, 0.06, 0.24)
+
 #: Slots of the first canvas that is tried, and lengths in one direction that may be worse before it is given up. With
 #: steps of one slot the paper gives up after 4; where lengths are farther apart, two say as much.
 FIRST, PATIENCE = 8, 2

@@ -1,0 +1,84 @@
+"""LLaDA: a Llama-like decoder trained from the start to unmask, so each token predicts itself.
+
+Defaults are those of the published sampler: the most probable tokens first (low-confidence remasking), temperature 0,
+one a pass, without blocks, since the gap is one. Its length is asked for by CAL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from infill_engine.checkpoint import Weights
+from infill_engine.core import Facts, OpenFacts
+from infill_engine.families.masked import EXACT, Caching, MaskedDenoiser, Names, Shape, number, special
+from infill_engine.lengths import CANDIDATES, PUBLISHED_BIAS
+from infill_engine.policy import StepsPolicy
+
+_ROOT = "model.transformer."
+_BLOCK = f"{_ROOT}blocks.{{}}."
+NAMES = Names(
+    embedding=f"{_ROOT}wte.weight",
+    norm=f"{_ROOT}ln_f.weight",
+    head=f"{_ROOT}ff_out.weight",
+    attention_norm=f"{_BLOCK}attn_norm.weight",
+    q=f"{_BLOCK}q_proj.weight",
+    k=f"{_BLOCK}k_proj.weight",
+    v=f"{_BLOCK}v_proj.weight",
+    output=f"{_BLOCK}attn_out.weight",
+    ffn_norm=f"{_BLOCK}ff_norm.weight",
+    gate=f"{_BLOCK}ff_proj.weight",
+    up=f"{_BLOCK}up_proj.weight",
+    down=f"{_BLOCK}ff_out.weight",
+)
+
+
+def shape(config: Mapping[str, Any]) -> Shape:
+    """Raises `ModelError` for a config that lacks a size."""
+    width, heads = number(config, "d_model"), number(config, "n_heads")
+    return Shape(
+        layers=int(number(config, "n_layers")),
+        width=int(width),
+        heads=int(heads),
+        kv_heads=int(config.get("n_kv_heads") or heads),
+        head_size=int(width // heads),
+        rope_base=number(config, "rope_theta"),
+        eps=number(config, "rms_norm_eps"),
+        positions=int(number(config, "max_sequence_length")),
+    )
+
+
+class LladaDenoiser(MaskedDenoiser):
+    """`OpenDenoiser` of LLaDA."""
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        weights: Weights,
+        text: Sequence[bytes],
+        *,
+        caching: Caching = EXACT,
+        device: str = "cpu",
+    ) -> None:
+        """As `Qwen2Denoiser`."""
+        sizes = shape(config)
+        mask_id, (end_id, *others) = special(config, "mask_token_id")[0], special(config, "eos_token_id")
+        ends = frozenset((end_id, *others, *special(config, "pad_token_id", needed=False)))
+        policy = StepsPolicy("prob", spread="even", tempered=False)
+        super().__init__(
+            sizes,
+            NAMES.tied() if config.get("weight_tying") else NAMES,
+            weights,
+            Facts(
+                mask_id,
+                end_id,
+                (),
+                lookahead=0,
+                left=(0, 0),
+                open=OpenFacts(policy, CANDIDATES, "calibrated", ends, bias=PUBLISHED_BIAS, positions=sizes.positions),
+            ),
+            text,
+            shifted=False,
+            caching=caching,
+            device=device,
+        )

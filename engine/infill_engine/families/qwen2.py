@@ -1,0 +1,113 @@
+"""Dream, Dream-Coder, DiffuCoder, Open-dCoder and DreamOn: Qwen2's decoder without a causal mask, trained to unmask.
+
+They were causal models before, and a token still predicts its right neighbour: the family hides that shift. DreamOn was
+also taught tokens by which a canvas grows and shrinks; a config that names `expand_token_id` is of one of those. Models
+that were not are asked for the length by CAL.
+
+Defaults are those of the published samplers (Dream's `diffusion_generate` with alg="entropy"; DreamOn's with one token
+a step), but for the temperature, which is 0 instead of 0.2: of a completion the most probable text is wanted, and the
+same one each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from infill_engine.checkpoint import Weights
+from infill_engine.core import Facts, ModelError, OpenFacts
+from infill_engine.families.masked import EXACT, Caching, MaskedDenoiser, Names, Shape, number, special
+from infill_engine.lengths import CANDIDATES, PUBLISHED_BIAS
+from infill_engine.policy import ElasticPolicy, StepsPolicy
+
+_LAYER = "model.layers.{}."
+NAMES = Names(
+    embedding="model.embed_tokens.weight",
+    norm="model.norm.weight",
+    head="lm_head.weight",
+    attention_norm=f"{_LAYER}input_layernorm.weight",
+    q=f"{_LAYER}self_attn.q_proj.weight",
+    k=f"{_LAYER}self_attn.k_proj.weight",
+    v=f"{_LAYER}self_attn.v_proj.weight",
+    output=f"{_LAYER}self_attn.o_proj.weight",
+    ffn_norm=f"{_LAYER}post_attention_layernorm.weight",
+    gate=f"{_LAYER}mlp.gate_proj.weight",
+    up=f"{_LAYER}mlp.up_proj.weight",
+    down=f"{_LAYER}mlp.down_proj.weight",
+)
+
+#: Slots that DreamOn may begin with, and may grow to.
+ELASTIC_LENGTHS, ELASTIC_MOST = (4, 8, 16, 32, 64), 64
+
+
+def shape(config: Mapping[str, Any]) -> Shape:
+    """Raises `ModelError` for a config that lacks a size."""
+    width, heads = number(config, "hidden_size"), number(config, "num_attention_heads")
+    rope = {**config, **(config.get("rope_parameters") or config.get("rope_scaling") or {})}
+    if (kind := rope.get("rope_type") or rope.get("type") or "default") != "default":
+        raise ModelError(f"its rotary positions are of type {kind!r}, which is not served: use a checkpoint without")
+    return Shape(
+        layers=int(number(config, "num_hidden_layers")),
+        width=int(width),
+        heads=int(heads),
+        kv_heads=int(number(config, "num_key_value_heads")),
+        head_size=int(config.get("head_dim") or width // heads),
+        rope_base=number(rope, "rope_theta"),
+        eps=number(config, "rms_norm_eps"),
+        positions=int(number(config, "max_position_embeddings")),
+    )
+
+
+class Qwen2Denoiser(MaskedDenoiser):
+    """`OpenDenoiser` of these checkpoints."""
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        weights: Weights,
+        text: Sequence[bytes],
+        *,
+        caching: Caching = EXACT,
+        device: str = "cpu",
+    ) -> None:
+        """config: what config.json says, perhaps with ids that only the tokenizer's files say; weights: by their
+        published names; text: the bytes of each id, empty for those that never stand in text.
+
+        Raises `ModelError` for a config or weights that are not of this family.
+        """
+        sizes = shape(config)
+        mask_id, (end_id, *others) = special(config, "mask_token_id")[0], special(config, "eos_token_id")
+        expand = special(config, "expand_token_id", needed=False)
+        opening = special(config, "bos_token_id", needed=False)[:1] if expand else []
+        if expand:
+            facts = OpenFacts(
+                policy=ElasticPolicy(StepsPolicy("entropy"), mask_id, expand[0], end_id, ELASTIC_MOST),
+                lengths=ELASTIC_LENGTHS,
+                length="elastic",
+                ends=frozenset((end_id, *others)),
+                most=ELASTIC_MOST,
+                positions=sizes.positions,
+                closing=(end_id,),  # it was trained on whole documents, between these
+            )
+        else:
+            ends = frozenset((end_id, *others, *special(config, "pad_token_id", needed=False)))
+            facts = OpenFacts(
+                policy=StepsPolicy("entropy", spread="time"),
+                lengths=CANDIDATES,
+                length="calibrated",
+                ends=ends,
+                bias=PUBLISHED_BIAS,
+                positions=sizes.positions,
+            )
+        tied = bool(config.get("tie_word_embeddings")) and not weights.has("lm_head.weight")
+        super().__init__(
+            sizes,
+            NAMES.tied() if tied else NAMES,
+            weights,
+            Facts(mask_id, end_id, tuple(opening), lookahead=0, left=(0, 0), open=facts),
+            text,
+            shifted=True,
+            controls=expand,
+            caching=caching,
+            device=device,
+        )
