@@ -56,7 +56,7 @@ from infill_engine.protocol import (
     content_id,
 )
 from infill_engine.run import STREAMED_TOKENS, Filling, Run, Source, in_time
-from infill_engine.tokenizer import Codec, Healed, LineTokenizer, Side
+from infill_engine.tokenizer import Codec, Healed, LineTokenizer, Side, TrailingTokenizer
 
 if TYPE_CHECKING:  # they bring numba, which takes half a second to import
     from infill_engine.memory import Candidates, Memory, View
@@ -154,7 +154,8 @@ class Engine:
         self._denoiser = denoiser
         self._policy = cast(CommitPolicy | None, policy) or VerifiedPolicy(config.mask_prob)
         facts = denoiser.facts.open
-        self._tokenizer = LineTokenizer(codec, heals=facts is None or facts.heals)
+        kind = TrailingTokenizer if codec.joins_newlines else LineTokenizer
+        self._tokenizer = kind(codec, heals=facts is None or facts.heals)
         if facts is not None and facts.positions is not None:
             canvas = max(facts.most, *facts.lengths) + config.suffix_tokens
             config = replace(config, prefix_tokens=max(1, min(config.prefix_tokens, facts.positions - canvas - 8)))

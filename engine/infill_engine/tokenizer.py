@@ -7,17 +7,22 @@ model, only a vocabulary of byte strings.
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate, chain
+from pathlib import Path
 from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
+from infill_engine.core import ModelError
+
 _SEGMENT = re.compile(r"\n+[^\n]*|[^\n]+")
+_LINE = re.compile(r"[^\n]*\n+|[^\n]+")
 
 #: A pre-token longer than this many bytes is not taken back into the gap whole: a pass a token to write a long literal
 #: again would cost more than a perfect boundary is worth.
@@ -30,6 +35,11 @@ REMEMBERED = 4096
 
 class Codec(Protocol):
     """What is wanted of a vocabulary."""
+
+    @property
+    def joins_newlines(self) -> bool:
+        """Whether newlines may share a token with what stands before them, so that text is cut into lines behind them
+        (`TrailingTokenizer`)."""
 
     @property
     def tokens(self) -> Sequence[bytes]:
@@ -159,6 +169,20 @@ class LineTokenizer:
         return b"".join(self.codec.tokens[token] for token in tokens)
 
 
+class TrailingTokenizer(LineTokenizer):
+    """The same with segments that end with their newlines, for vocabularies in which `):` and a newline are one token:
+    cut before the newline, nearly each line of code would end as none did when the model was trained."""
+
+    @staticmethod
+    def segments(text: str) -> list[str]:
+        """Splits LF text into lines, each with the newlines behind it, whose concatenation is the text."""
+        return _LINE.findall(text)
+
+    @staticmethod
+    def cut(text: str) -> Iterator[str]:
+        return (found[0] for found in _LINE.finditer(text))
+
+
 class Side:
     """The text on one side of a gap as segments, tokenised from the gap outwards as time allows. It hardly changes from
     one request to the next, and what did not is neither cut nor tokenised again: a key stroke costs a comparison."""
@@ -220,6 +244,8 @@ class Side:
 class ByteCodec:
     """One id a byte, then the special ids; for tests and the fake model."""
 
+    joins_newlines = False
+
     def __init__(self, specials: int = 3) -> None:
         self.tokens: list[bytes] = [bytes([i]) for i in range(256)] + [b""] * specials
 
@@ -236,6 +262,8 @@ class BpeCodec:
     vocab: the printable form of each id, merges: pairs in order; specials: ids below this are control tokens. They are
     not declared as special to the tokenizer, so their names in a user's file are plain text.
     """
+
+    joins_newlines = False
 
     def __init__(self, vocab: Sequence[str], merges: Sequence[tuple[str, str]], specials: int) -> None:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -259,6 +287,61 @@ class BpeCodec:
     def last_piece(self, text: str) -> str:
         pieces = self._split.pre_tokenize_str(text)
         if not pieces or text[-1].isnumeric():  # digits stand alone whatever follows
+            return ""
+        return text[pieces[-1][1][0] :]
+
+
+class JsonCodec:
+    """Byte-level BPE as a tokenizer.json describes it, with the way in which that cuts text into pieces.
+
+    Added tokens, special or not, are never text: their names in a user's file are tokenised as they stand. Text is not
+    normalised, since what tokens say has to be the file's own bytes.
+    """
+
+    def __init__(self, description: str, vocab: int = 0) -> None:
+        """description: the file's text; vocab: ids that the model has, where those are more than the file names.
+
+        Raises `ValueError` for what is no byte-level BPE.
+        """
+        from tokenizers import Tokenizer
+
+        wanted = json.loads(description)
+        model = wanted.get("model") or {}
+        if model.get("type", "BPE") != "BPE" or "ByteLevel" not in json.dumps(wanted.get("pre_tokenizer")):
+            raise ValueError("it is no byte-level BPE, the only kind of tokenizer that is read")
+        #: The ids of added tokens by name.
+        self.added: dict[str, int] = {one["content"]: one["id"] for one in wanted.get("added_tokens") or ()}
+        pieces: dict[str, int] = model["vocab"]
+        plain = wanted | {"added_tokens": [], "normalizer": None, "post_processor": None, "truncation": None}
+        plain |= {"padding": None, "model": model | {"vocab": {k: v for k, v in pieces.items() if k not in self.added}}}
+        self._tokenizer = Tokenizer.from_str(json.dumps(plain))
+        self._split = self._tokenizer.pre_tokenizer
+        byte_of, added = _byte_of_char(), set(self.added.values())
+        self.tokens = [b""] * max(vocab, 1 + max([*pieces.values(), *added], default=-1))
+        for piece, i in pieces.items():
+            if i not in added:
+                self.tokens[i] = bytes(byte_of[c] for c in piece)
+        self._lone_digits = len(self._split.pre_tokenize_str("11")) == 2
+        self.joins_newlines = len(self._split.pre_tokenize_str(");\n")) == 1
+
+    @classmethod
+    def read(cls, path: Path, vocab: int = 0) -> JsonCodec:
+        """That of a file, or of a folder's tokenizer.json. Raises `ModelError` with one line that says what to do."""
+        path = path / "tokenizer.json" if path.is_dir() else path
+        try:
+            return cls(path.read_text(encoding="utf-8"), vocab)
+        except FileNotFoundError:
+            raise ModelError(f"{path} is missing: download the whole model") from None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{path} cannot be read ({' '.join(str(error).split())}): download it again") from None
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def last_piece(self, text: str) -> str:
+        pieces = self._split.pre_tokenize_str(text)
+        if not pieces or (self._lone_digits and text[-1].isnumeric()):
             return ""
         return text[pieces[-1][1][0] :]
 
