@@ -61,16 +61,39 @@ class Fakes(Runner):
         return self.fakes[name]
 
 
-def corpus(folder: Path) -> Path:
+#: How a function begins in languages with braces.
+HEADERS = {
+    "typescript": "function run(first, second)",
+    "javascript": "function run(first, second)",
+    "go": "func run(first int, second int)",
+    "java": "class Run { void run(int first, int second)",
+    "rust": "fn run(first: i32, second: i32)",
+    "c": "void run(int first, int second)",
+    "cpp": "void run(int first, int second)",
+}
+
+
+def written(language: str) -> str:
+    """A document with places for gaps of all kinds, as the language's grammar reads it."""
+    if header := HEADERS.get(language):
+        body = "".join(
+            f"    value_{i} = compute(value_{i - 1}, first, second);\n    if (value_{i}) {{\n"
+            f"        call(first, {i});\n    }}\n\n"
+            for i in range(1, 25)
+        )
+        return f"// What it does.\n{header} {{\n    value_0 = first;\n{body}}}\n{'}' if 'class' in header else ''}\n"
     body = "".join(
         f"    value_{i} = compute(value_{i - 1}, [first, second])\n    if value_{i}:\n        return [{i}]\n\n"
         for i in range(1, 25)
     )
-    text = f"# What it does.\ndef run(first, second):\n    value_0 = first\n{body}\n\ndef other():\n    pass\n"
+    return f"# What it does.\ndef run(first, second):\n    value_0 = first\n{body}\n\ndef other():\n    pass\n"
+
+
+def corpus(folder: Path) -> Path:
     with gzip.open(folder / "held.jsonl.gz", "wb") as file:
         for package in ("small", "large"):
             for language in LANGUAGES:
-                file.write(msgspec.json.encode(Document(package, language, "a", text)) + b"\n")
+                file.write(msgspec.json.encode(Document(package, language, "a", written(language))) + b"\n")
     return folder
 
 
