@@ -28,6 +28,7 @@ from infill_engine.protocol import (
     Document,
     Documents,
     Event,
+    Explanation,
     Final,
     InfillRequest,
     Manifest,
@@ -122,6 +123,17 @@ class EngineClient:
         if not answered:
             yield failure
 
+    async def prime(self, request: InfillRequest) -> None:
+        """Lets the engine encode what a request will need, once nothing else is to be done. Raises as `sync`."""
+        await self._ask("POST", "/prime", protocol.encode(request), CONTROL_S, accepted=202)
+
+    async def explain(self, request: InfillRequest) -> Explanation:
+        """What the engine would answer a request from. Raises as `sync`."""
+        try:
+            return protocol.decode_explanation(await self._ask("POST", "/context", protocol.encode(request), CONTROL_S))
+        except ProtocolError as error:
+            raise EngineError(str(error)) from None
+
     async def sync(self, workspace: str, manifest: Mapping[str, str]) -> list[str]:
         """Tells the engine which documents a workspace has, path -> hash of its text: it forgets all others.
 
@@ -156,7 +168,7 @@ class EngineClient:
         except ProtocolError as error:
             raise EngineError(str(error)) from None
 
-    async def _ask(self, method: str, path: str, content: bytes, patience_s: float) -> bytes:
+    async def _ask(self, method: str, path: str, content: bytes, patience_s: float, accepted: int = 200) -> bytes:
         try:
             response = await self._pool().request(
                 method,
@@ -171,7 +183,7 @@ class EngineClient:
             raise EngineAway("the engine is not running yet") from None
         if response.status == 503:
             raise EngineAway(_refusal(response.status, response.content))
-        if response.status != 200:
+        if response.status != accepted:
             raise EngineError(_refusal(response.status, response.content))
         return response.content
 

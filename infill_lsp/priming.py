@@ -16,6 +16,9 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import chain
 
+from infill_engine import protocol
+from infill_engine.protocol import MAX_SNIPPET
+
 from infill_lsp.chunks import words
 from infill_lsp.core import Gap, Snapshot, Snippet
 from infill_lsp.database import Found
@@ -67,6 +70,14 @@ def retrieve(index: Index, snapshot: Snapshot, gap: Gap, limit: int) -> list[Sni
             chosen.append(snippet)
             shown |= lines
     return chosen
+
+
+def sent(snippet: Snippet) -> protocol.Snippet:
+    """The snippet as the engine gets it: whole lines, and no half of a surrogate pair, which JSON does not carry."""
+    text = snippet.text
+    if len(text) > MAX_SNIPPET:
+        text = text[: text.rfind("\n", 0, MAX_SNIPPET) + 1] or text[:MAX_SNIPPET]
+    return protocol.Snippet(*(part.encode(errors="replace").decode() for part in (text, snippet.path)))
 
 
 def _imported(index: Index, snapshot: Snapshot, near: str, seen: Seen | None, until: float) -> Iterator[Snippet]:

@@ -143,6 +143,8 @@ class Job:
     worked: float = 0.0
     encoding_steps: int = 0
     passes: int = 0
+    #: What is to be encoded ahead for its document once it has ended.
+    ahead: InfillRequest | None = None
     #: Set from outside: end before the next round with this.
     verdict: Final | None = None
     #: Its final event is out.
@@ -321,6 +323,8 @@ class Scheduler:
             self._deserted = False
             for other in self._jobs:
                 if other.document == job.document:
+                    if request.priority == "speculation" and other.verdict is None:
+                        job.ahead = other.ahead if other.emit else other.request
                     if other.emit and other.verdict is None and other.request.priority == "typed":
                         self.pace.typed(time.monotonic() - other.started)
                     other.end(Final("superseded"))
@@ -335,12 +339,15 @@ class Scheduler:
     def prime(self, request: InfillRequest) -> None:
         """Encodes the contexts of a request ahead of need, once nothing else is to be done. Nobody is told.
 
-        Takes the place of an older one of the same document; where a request of that is live, nothing is queued. Of
-        many only the newest are kept.
+        Takes the place of an older one of the same document; where a request of that is live, nothing is queued, but
+        for speculation, behind which it comes. Of many only the newest are kept.
         """
         prime = Job(request, time.monotonic(), emit=None)
         with self._wake:
             of_document = [job for job in self._jobs if job.document == prime.document and job.verdict is None]
+            for live in of_document:
+                if live.emit and live.request.priority == "speculation":
+                    live.ahead = request
             if self._refusal() or any(job.emit for job in of_document):
                 return
             for older in of_document:
@@ -672,6 +679,8 @@ class Scheduler:
             self._jobs.remove(job)
             self._active = time.monotonic()
         self._emit_final(job, job.timed(final))
+        if job.ahead is not None and final.reason != "superseded":
+            self.prime(job.ahead)
 
     def _emit_final(self, job: Job, final: Final) -> None:
         if job.emit:

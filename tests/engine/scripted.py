@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 
-from infill_engine.protocol import Candidate, Final, Frame, InfillRequest
+from infill_engine.protocol import Candidate, Explanation, Final, Frame, InfillRequest
 
 Steps = Generator[Candidate | Frame | Final | None, None, None]
 
@@ -27,6 +27,8 @@ class ScriptedEngine:
         self.script = script
         #: One entry a step, in the order in which they ran: ("infill" or "prime", document).
         self.turns: list[tuple[str, str]] = []
+        #: What was begun to be encoded ahead.
+        self.primed: list[InfillRequest] = []
         self.closed = threading.Event()
 
     def infill(self, request: InfillRequest, started: float) -> Steps:
@@ -39,12 +41,16 @@ class ScriptedEngine:
             self.closed.set()
 
     def prime(self, request: InfillRequest) -> Generator[None, None, None]:
+        self.primed.append(request)
         for _ in range(3):
             self.turns.append(("prime", request.document))
             yield
 
     def close(self) -> None:
         """Nothing is to be kept."""
+
+    def explain(self, request: InfillRequest) -> Explanation:
+        return Explanation(request.document, ())
 
     def denoise(self, passes: Sequence[object]) -> Sequence[object]:
         raise AssertionError("no script asks for a pass")

@@ -230,6 +230,34 @@ def test_a_prime_is_dropped_for_a_newer_request_of_its_document(start: Start) ->
     assert ("prime", "never") not in engine.turns
 
 
+def test_what_is_to_be_encoded_ahead_comes_behind_speculation_and_not_to_nothing(start: Start) -> None:
+    """Speculation asks for the document as it may be; what the next key needs is encoded after it."""
+    gate = threading.Event()
+
+    def script(request: InfillRequest) -> Steps:
+        while not gate.is_set():
+            time.sleep(0.001)
+            yield None
+        yield Final("end")
+
+    engine = ScriptedEngine(script)
+    scheduler = start(engine)
+    guess = replace(ask(), priority="speculation")
+    held = Listener(scheduler, ask("other"))  # so that nothing is encoded ahead before all is there
+    scheduler.prime(ask(version=1))
+    guesses = [Listener(scheduler, guess) for _ in range(2)]
+    gate.set()
+    assert [one.final().reason for one in (held, *guesses)] == ["end", "superseded", "end"]
+    wait_for(lambda: ("d", 1) in [(one.document, one.version) for one in engine.primed])
+    gate.clear()
+    late = Listener(scheduler, guess)
+    scheduler.prime(ask(version=2))
+    gate.set()
+    assert late.final().reason == "end"
+    wait_for(lambda: ("d", 2) in [(one.document, one.version) for one in engine.primed])
+    assert ("d", 0) not in [(one.document, one.version) for one in engine.primed]
+
+
 def test_a_cancelled_request_is_not_primed(start: Start) -> None:
     engine = ScriptedEngine(endless)
     scheduler = start(engine)
