@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, takewhile
 
 from infill_engine import protocol
 from infill_engine.protocol import MAX_SNIPPET
 
+from infill_lsp import imports
 from infill_lsp.chunks import words
 from infill_lsp.core import Gap, Snapshot, Snippet
 from infill_lsp.database import Found
@@ -44,14 +45,11 @@ REPEATED = 0.6
 SAME_FOLDER, OPEN, RECENT, RECENT_DAYS = 1.15, 1.1, 1.15, 3.0
 #: Seconds after which an answer is not waited for.
 BUDGET_S = 0.02
+#: Files that stand for their folder.
+_WHOLE_FOLDER = {"__init__", "index", "mod", "lib", "main"}
 
-#: A name, and an attribute of it.
-_DOTTED = re.compile(r"(?<![\w.])([^\W\d]\w*)(?:\.(\w+))?")
-#: `from a.b import (c as d, e)`, `import a.b as c, d`, and one of their parts; a star is passed over.
-_FROM = re.compile(r"^[ \t]*from[ \t]+([.\w]+)[ \t]+import[ \t]+(\([^)]*\)|[^\n#;]*)", re.MULTILINE)
-_IMPORT = re.compile(r"^[ \t]*import[ \t]+([^\n#;(]*)", re.MULTILINE)
-_AS = re.compile(r"([\w.]+)(?:\s+as\s+(\w+))?")
-_COMMENT = re.compile(r"#[^\n]*")
+#: A name, and an attribute or a member of it.
+_DOTTED = re.compile(r"(?<![\w.:])([^\W\d]\w*)(?:(?:\.|::)(\w+))?")
 
 
 def retrieve(index: Index, snapshot: Snapshot, gap: Gap, limit: int) -> list[Snippet]:
@@ -115,49 +113,41 @@ def rarest(frequencies: dict[str, int], total: int) -> dict[str, int]:
 
 def used(snapshot: Snapshot, near: str) -> dict[str, tuple[str, str]]:
     """Names of other modules as they are written near the gap, the last one first -> the module, and its name there."""
-    if snapshot.language != "python":
-        return {}
-    names, modules = _imports("\n".join(snapshot.lines[:IMPORT_LINES]))
+    imported = imports.read("\n".join(snapshot.lines[:IMPORT_LINES]), snapshot.language)
+    names, modules = imported.names, imported.modules
     found: dict[str, tuple[str, str]] = {}
-    for match in reversed(list(_DOTTED.finditer(near))):
-        first, attribute = match.groups()
-        if first in modules and attribute:
-            found.setdefault(f"{first}.{attribute}", (modules[first], attribute))
-        elif first in names:
+    for match in reversed(list(_DOTTED.finditer(near)) if names or modules else []):
+        first, member = match.groups()
+        if first in modules and member:
+            found.setdefault(f"{first}.{member}", (modules[first], member))
+        if first in names:
             found.setdefault(first, names[first])
             module, name = names[first]
-            if attribute:
+            if member and first not in modules:
                 # What is imported may be a module itself.
-                found.setdefault(f"{first}.{attribute}", (f"{module}.{name}", attribute))
+                found.setdefault(f"{first}.{member}", (f"{module}.{name}", member))
     return found
 
 
-def _imports(text: str) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
-    """What the text calls what it imports: names -> their module and their name in it; modules -> their full name."""
-    names: dict[str, tuple[str, str]] = {}
-    modules: dict[str, str] = {}
-    for module, imported in _FROM.findall(text):
-        for part in _COMMENT.sub("", imported).strip("()").split(","):
-            if match := _AS.fullmatch(part.strip()):
-                names[match[2] or match[1]] = module, match[1]
-    for imported in _IMPORT.findall(text):
-        for part in imported.split(","):
-            if match := _AS.fullmatch(part.strip()):
-                modules[match[2] or match[1]] = match[1]
-    return names, modules
-
-
 def _agreement(path: str, module: str) -> int:
-    """How many of the last parts of a module's name its file's path ends with; for "." any file agrees."""
-    parts = path.removesuffix(".pyi").removesuffix(".py").removesuffix("/__init__").split("/")
-    names = [name for name in module.split(".") if name]
+    """How many of the last parts of a module's name its file's path ends with, or its folder's, where a folder is a
+    module; for "." any file agrees."""
+    names = imports.parts(module)
     if not names:
         return 1
-    count = 0
-    while count < min(len(parts), len(names)) and parts[-1 - count] == names[-1 - count]:
-        count += 1
-    # A package's name: what it offers is often defined in a module of it.
-    return 2 * count if count else int(names[-1] in parts)
+    folder, _, file = path.rpartition("/")
+    around = folder.split("/") if folder else []
+    stem = file.partition(".")[0] if file.count(".") == 1 else file.rpartition(".")[0]
+    whole = around if stem in _WHOLE_FOLDER else [*around, stem]
+    count = max(_common(whole, names), _common(around, names))
+    # A package's name: what it offers is often defined in a module of it; or the last name is a type's.
+    return 2 * count if count else int(names[-1] in whole or _common(whole, names[:-1]) > 0)
+
+
+def _common(parts: Sequence[str], names: Sequence[str]) -> int:
+    """How many of the last ones are the same."""
+    both = zip(reversed(parts), reversed(names), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
 
 
 def _favour(found: Found, folder: str | None, now: int) -> float:
