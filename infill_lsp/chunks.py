@@ -1,8 +1,9 @@
 """Cuts a file into chunks: pieces that say something alone, to be found and shown beside another file's gap.
 
-Where the language has a grammar a chunk is a definition under the headers of the classes around it; a long one is cut
-into windows, each under the definition's signature. A class too long for one chunk is an outline of what it has, and
-chunks of its own for its methods. What stands between definitions, and a file without a grammar, goes into windows.
+Where the language has a grammar a chunk is a definition with the comments above it, under the headers of the classes
+around it; a long one is cut into windows, each under the definition's signature. A class too long for one chunk is an
+outline of what it has, and chunks of its own for its methods. What stands between definitions, and a file without a
+grammar, goes into windows.
 
 It does not know where text comes from, nor how chunks are found. Text is LF only; rows start at 0.
 """
@@ -18,8 +19,8 @@ from math import ceil
 
 from tree_sitter import Node, Parser, Query, QueryCursor, Tree
 
+from infill_lsp import languages
 from infill_lsp.documents import parse
-from infill_lsp.languages import grammar
 
 #: Lines of a window, and of the longest definition that is one chunk.
 WINDOW = 25
@@ -37,22 +38,29 @@ MAX_DEPTH = 4
 #: CPU seconds a parse may take: a file that takes longer goes into windows.
 PARSE_S = 0.5
 
-#: A file's ending -> its language, where there is a grammar.
-LANGUAGES = {
-    ".py": "python",
-    ".pyi": "python",
+#: Endings of files that are no language's name, nor another name of one -> the language.
+_ENDINGS = {
+    "bash": "bash",
+    "cts": "typescript",
+    "hh": "cpp",
+    "hxx": "cpp",
+    "inl": "cpp",
+    "ipp": "cpp",
+    "mli": "ocaml",
+    "mts": "typescript",
+    "pyi": "python",
+    "pyw": "python",
+    "rake": "ruby",
 }
-
-#: Language -> a query of its grammar for definitions (with fields `name` and `body`), for those of them that hold
-#: others, for what stands around a definition and belongs to it, and for what says nothing alone.
-_QUERIES = {
-    "python": """
-        [(function_definition) (class_definition)] @definition
-        (class_definition) @container
-        (decorated_definition) @wrapper
-        (module [(import_statement) (import_from_statement) (future_import_statement)] @import)
-        """,
-}
+#: Files without an ending.
+_FILES = {"makefile": "make", "gnumakefile": "make", "rakefile": "ruby", "gemfile": "ruby"}
+#: What also stands above a definition and belongs to it, where the grammar has it.
+_ATTRIBUTES = ("attribute_item", "decorator", "annotation")
+#: Lines of comments above a definition that belong to it.
+COMMENTS = 12
+#: The fields that lead to a definition's name, and how the nodes are called that do where there is none.
+_NAMES = ("name", "declarator", "type", "pattern", "property", "field")
+_SPECIFIES = ("_spec", "identifier", "declarator", "signature", "_head", "call_expression", "_binding", "_reference")
 
 _IDENTIFIER = re.compile(r"\w+")
 #: Acronyms, capitalised and lower-case words, letters without case, and numbers.
@@ -89,20 +97,25 @@ class _Definition:
 
 
 def language_of(path: str) -> str:
-    """The language of a file of this name, "" where there is no grammar for it."""
-    return LANGUAGES.get(path[path.rfind(".") :], "") if "." in path else ""
+    """The language of a file of this name, "" where no definitions are known of it."""
+    name = path.rpartition("/")[2].lower()
+    _, dot, ending = name.rpartition(".")
+    language = _ENDINGS.get(ending, languages.name_of(ending)) if dot else _FILES.get(name, "")
+    return language if languages.of(language).definitions else ""
 
 
 def cut(text: str, language: str) -> list[Chunk]:
     """The chunks of a file, by row. Never raises, however broken the text is."""
     source = text.encode("utf-8", "surrogatepass")
     lines = [line[:MAX_LINE] for line in text.split("\n")]
-    tree = _parse(source, language)
-    if tree is None:
+    query = _query(languages.name_of(language))
+    tree = _parse(source, language) if query is not None else None
+    if query is None or tree is None:
         chunks = _windows(lines, 0, len(lines), ())
     else:
-        captures = QueryCursor(_query(language)).captures(tree.root_node)
-        parts = sorted(_nested(captures, source) + _imports(captures), key=lambda part: part.first)
+        captures = QueryCursor(query).captures(tree.root_node)
+        above = _rows_above(captures, source)
+        parts = sorted(_nested(captures, source, above) + _imports(captures), key=lambda part: part.first)
         chunks = _chunks(lines, parts, 0, len(lines), ())
     return list(islice(chunks, MAX_CHUNKS))
 
@@ -186,7 +199,17 @@ def _chunk(name: str, lines: Sequence[str], first: int, last: int, headers: Sequ
     return Chunk(name, first, last, "\n".join([*headers, *lines[first : last + 1]]))
 
 
-def _nested(captures: dict[str, list[Node]], source: bytes) -> list[_Definition]:
+def _rows_above(captures: dict[str, list[Node]], source: bytes) -> set[int]:
+    """The rows on which nothing but a comment stands, or an attribute of what is below."""
+    rows: set[int] = set()
+    for node in (*captures.get("comment", ()), *captures.get("attribute", ())):
+        line_start = source.rfind(b"\n", 0, node.start_byte) + 1
+        if not source[line_start : node.start_byte].strip():
+            rows.update(range(node.start_point.row, node.end_point.row + (node.end_point.column > 0)))
+    return rows
+
+
+def _nested(captures: dict[str, list[Node]], source: bytes, above: set[int]) -> list[_Definition]:
     """The outermost definitions, each with those in it; none of those in a function."""
     containers = {node.id for node in captures.get("container", ())}
     wrappers = {node.id for node in captures.get("wrapper", ())}
@@ -197,7 +220,7 @@ def _nested(captures: dict[str, list[Node]], source: bytes) -> list[_Definition]
             around.pop()
         if around and not around[-1].container:
             continue
-        definition = _definition(node, wrappers, node.id in containers and len(around) < MAX_DEPTH, source)
+        definition = _definition(node, wrappers, node.id in containers and len(around) < MAX_DEPTH, source, above)
         (around[-1].inner if around else outermost).append(definition)
         around.append(definition)
     return outermost
@@ -207,22 +230,43 @@ def _imports(captures: dict[str, list[Node]]) -> list[_Definition]:
     return [
         _Definition("", node.start_point.row, node.end_point.row, [], False, node.end_byte, is_import=True)
         for node in captures.get("import", ())
+        if node.parent is not None and node.parent.parent is None
     ]
 
 
-def _definition(node: Node, wrappers: set[int], container: bool, source: bytes) -> _Definition:
-    name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
+def _definition(node: Node, wrappers: set[int], container: bool, source: bytes, above: set[int]) -> _Definition:
+    body = node.child_by_field_name("body")
     line_start = source.rfind(b"\n", 0, node.start_byte) + 1
     header = source[line_start : body.start_byte if body is not None else node.end_byte]
     outer = node.parent if node.parent is not None and node.parent.id in wrappers else node
+    first = outer.start_point.row
+    while first - 1 in above and outer.start_point.row - first < COMMENTS:
+        first -= 1
     return _Definition(
-        name=_text(source[name.start_byte : name.end_byte]) if name is not None else "",
-        first=outer.start_point.row,
-        last=outer.end_point.row,
+        name=_name(node, source),
+        first=first,
+        last=outer.end_point.row - (outer.end_point.column == 0 and outer.end_point.row > outer.start_point.row),
         signature=[line[:MAX_LINE] for line in _text(header).rstrip().split("\n")[:SIGNATURE]],
         container=container,
         end_byte=node.end_byte,
     )
+
+
+def _name(node: Node, source: bytes) -> str:
+    """What a definition defines, "" where no field of it says so: in C the name is within declarators, in Go within a
+    specification, and what Rust implements is a type."""
+    for _ in range(MAX_DEPTH):
+        for name in _NAMES:
+            if (inner := node.child_by_field_name(name)) is not None:
+                break
+        else:
+            inner = next((child for child in node.named_children if child.type.endswith(_SPECIFIES)), None)
+        if inner is None:
+            return ""
+        if not inner.named_child_count or inner.type.endswith("identifier"):
+            return _text(source[inner.start_byte : inner.end_byte]).rpartition("::")[2].strip()
+        node = inner
+    return ""
 
 
 def _text(source: bytes) -> str:
@@ -231,14 +275,28 @@ def _text(source: bytes) -> str:
 
 def _parse(source: bytes, language: str) -> Tree | None:
     """None without a grammar, and where the parse takes too long."""
-    found = grammar(language) if language in _QUERIES else None
-    if found is None:
-        return None
-    return parse(Parser(found), source, PARSE_S)
+    found = languages.grammar(language)
+    return None if found is None else parse(Parser(found), source, PARSE_S)
 
 
 @cache
-def _query(language: str) -> Query:
-    found = grammar(language)
-    assert found is not None
-    return Query(found, _QUERIES[language])
+def _query(language: str) -> Query | None:
+    """What a language's definitions are, which of them hold others, what stands around one or above it and belongs to
+    it, and what says nothing alone; None where none are known."""
+    known, found = languages.of(language), languages.grammar(language)
+    if not known.definitions or found is None:
+        return None
+    captured = {
+        "definition": known.definitions,
+        "container": known.containers,
+        "wrapper": known.wrappers,
+        "import": known.imports,
+        "comment": known.comments,
+        "attribute": _ATTRIBUTES,
+    }
+    patterns = []
+    for capture, names in captured.items():
+        known_names = [name for name in sorted(names) if found.id_for_node_kind(name, True) is not None]
+        if known_names:
+            patterns.append(f"[{' '.join(f'({name})' for name in known_names)}] @{capture}")
+    return Query(found, "\n".join(patterns))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from definitions import SAMPLES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -128,7 +129,48 @@ def test_a_file_that_takes_too_long_to_parse_goes_into_windows(monkeypatch: pyte
     assert {chunk.name for chunk in cut(SOURCE * 50, "python")} == {""}
 
 
-@pytest.mark.parametrize(("path", "language"), [("a/b.py", "python"), ("b.pyi", "python"), ("py", ""), ("a.py/b", "")])
+@pytest.mark.parametrize("language", SAMPLES)
+def test_definitions_are_found_in_every_language(language: str) -> None:
+    text, names = SAMPLES[language]
+    found = [chunk for chunk in cut(text, language) if chunk.name]
+    assert [chunk.name for chunk in found] == names
+    lines = text.split("\n")
+    assert all(chunk.text.split("\n") == lines[chunk.first : chunk.last + 1] for chunk in found)
+
+
+def test_comments_and_attributes_above_belong_to_a_definition() -> None:
+    assert cut(SAMPLES["rust"][0], "rust")[0].text.startswith("/// A point.\n#[derive(Debug)]\npub struct Point")
+    assert cut(SAMPLES["java"][0], "java")[0].text.startswith("/** Doc. */\n@Service\npublic class Cart")
+    assert cut(SAMPLES["go"][0], "go")[0].text.startswith("// Area of it.\n// Really.\nfunc")
+    (last,) = cut("x = 1  # of x\ndef f():\n    return 1\n", "python")
+    assert last.text.startswith("def f")
+
+
+def test_methods_of_a_long_class_are_chunks_in_other_languages_too() -> None:
+    body = "".join(f"        n += {number};\n" for number in range(30))
+    add = f"    /** Adds. */\n    public void add(int x) {{\n{body}    }}\n"
+    text = f"public class Cart {{\n{add}\n    void clear() {{\n        n = 0;\n    }}\n}}\n"
+    found = {chunk.name: chunk.text for chunk in cut(text, "java")}
+    assert found["clear"] == "public class Cart\n    void clear() {\n        n = 0;\n    }"
+    assert found["Cart"].split("\n") == ["public class Cart {", "    public void add(int x)", "    void clear()"]
+
+
+@pytest.mark.parametrize(
+    ("path", "language"),
+    [
+        ("a/b.py", "python"),
+        ("b.pyi", "python"),
+        ("py", ""),
+        ("a.py/b", ""),
+        ("a.TSX", "tsx"),
+        ("a.h", "c"),
+        ("a.mts", "typescript"),
+        ("x/Makefile", "make"),
+        ("a.json", ""),
+        ("a.unknown", ""),
+        (".gitignore", ""),
+    ],
+)
 def test_languages(path: str, language: str) -> None:
     assert language_of(path) == language
 
