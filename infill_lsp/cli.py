@@ -26,7 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        return {"doctor": _doctor, "gaps": _gaps, "settings": _settings}.get(options.command, _serve)(options)
+        commands = {"doctor": _doctor, "context": _context, "gaps": _gaps, "settings": _settings}
+        return commands.get(options.command, _serve)(options)
     except KeyboardInterrupt:
         return 130
 
@@ -59,6 +60,9 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--python", default=sys.executable, help="as infill.engine.python (default: this one)")
     settings = commands.add_parser("settings", help="show what is set for a folder, and where; but for the editor's")
     settings.add_argument("folder", type=Path, nargs="?", default=Path(), help="a workspace folder (default: this one)")
+    context = commands.add_parser("context", help="show what a completion at a place is made from, and why")
+    context.add_argument("place", metavar="FILE:LINE:COL", help="from 1, as editors show them")
+    context.add_argument("--folder", metavar="DIR", help="the workspace folder (default: the nearest project)")
     gaps = commands.add_parser("gaps", help="cut gaps out of the corpus, to train and measure the embedded model with")
     gaps.add_argument("--corpus", type=Path, required=True, metavar="DIR", help="what `infill-engine corpus` wrote")
     gaps.add_argument("--split", choices=("train", "held"), required=True)
@@ -163,6 +167,18 @@ def _settings(options: argparse.Namespace) -> int:
     for problem in effective.problems:
         print(f"! {problem}", file=sys.stderr)
     return 1 if effective.problems else 0
+
+
+def _context(options: argparse.Namespace) -> int:
+    from infill_lsp.context import ContextError, Place, explain
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        print(explain(Place.parse(options.place), options.folder))
+    except ContextError as error:
+        return _fail(str(error), 1)
+    return 0
 
 
 def _gaps(options: argparse.Namespace) -> int:

@@ -190,7 +190,7 @@ class _Folder:
     ) -> None:
         self.root = root
         self.exclude = exclude
-        self.name = hashlib.sha256(os.fsencode(root)).hexdigest()[:32]
+        self.name = workspace_name(root)
         self.asked_at = -math.inf
         self._engine = engine
         self._report = report
@@ -379,6 +379,11 @@ class _Folder:
         manifest = await asyncio.to_thread(_manifest, index) if told else None
         if manifest is not None and (unsaved := [path for path, hash in told.items() if manifest.get(path) != hash]):
             await self._engine().remove(self.name, unsaved)
+
+
+def workspace_name(root: str) -> str:
+    """What the engine knows the folder at a real path by."""
+    return hashlib.sha256(os.fsencode(root)).hexdigest()[:32]
 
 
 def _manifest(index: Index, paths: Collection[str] | None = None) -> dict[str, str] | None:
