@@ -26,7 +26,7 @@ from pygls.workspace.position_codec import PositionCodec
 from tree_sitter import Language, Node, Parser, Range, Tree
 
 from infill_lsp import languages
-from infill_lsp.core import Snapshot
+from infill_lsp.core import Snapshot, Span
 from infill_lsp.languages import Injection
 
 #: CPU seconds a snapshot may wait for a parse: for the first one of a document, and for one after a key stroke. A key
@@ -46,6 +46,11 @@ _CHUNK = 4096
 def position(lines: Sequence[str], row: int, column: int, encoding: str) -> types.Position:
     """The place as the client counts it: `column` code points of line `row` in units of `encoding`."""
     return types.Position(row, PositionCodec(encoding).client_num_units(lines[row][:column]))
+
+
+def spans(lines: Sequence[str], ranges: Sequence[types.Range], encoding: str) -> list[Span]:
+    """The client's ranges in code points; a place outside the text is its nearest one."""
+    return [Span(*sorted(_place(lines, place, encoding) for place in (one.start, one.end))) for one in ranges]
 
 
 class Document:

@@ -98,13 +98,24 @@ class Board:
 
 
 class Progress:
-    """A progress bar in the editor, from the first report."""
+    """A progress bar in the editor, from the first report.
 
-    def __init__(self, server: LanguageServer) -> None:
+    token: of the bar that the editor shows already; cancel: what happens when the person cancels.
+    """
+
+    def __init__(
+        self,
+        server: LanguageServer,
+        token: int | str | None = None,
+        title: str = "Infill",
+        cancel: Callable[[], object] | None = None,
+    ) -> None:
         window = server.client_capabilities.window
-        self._wanted = window is not None and bool(window.work_done_progress)
+        self._wanted = token is not None or (window is not None and bool(window.work_done_progress))
         self._bar = server.work_done_progress
-        self._token: str | None = None
+        self._given, self._title, self._cancel = token, title, cancel
+        self._token: int | str | None = None
+        self._begun = False
         self._told = ""
 
     async def report(self, message: str, progress: float | None) -> None:
@@ -113,22 +124,35 @@ class Progress:
             return
         percentage = None if progress is None else round(100 * progress)
         told = f"{message} {percentage}"
-        if self._token is None:
-            token = uuid.uuid4().hex
-            try:
-                # Shielded, for pygls takes an answer to what was cancelled for a fault.
-                await asyncio.wait_for(asyncio.shield(self._bar.create_async(token)), BAR_S)
-            except (TimeoutError, JsonRpcException) as error:
-                log.warning("the editor gives no progress bar: %s", str(error) or "no answer")
+        if not self._begun:
+            self._begun = True
+            token = await self._create() if self._given is None else self._given
+            if token is None:
                 self._wanted = False
                 return
             self._token = token
-            begin = types.WorkDoneProgressBegin("Infill", message=message, percentage=percentage)
+            begin = types.WorkDoneProgressBegin(self._title, message=message, percentage=percentage)
+            if (cancel := self._cancel) is not None:
+                begin.cancellable = True
             self._bar.begin(token, begin)
-        elif told != self._told:
+            if cancel is not None:
+                self._bar.tokens[token].add_done_callback(lambda future: future.cancelled() and cancel())
+        elif self._token is not None and told != self._told:
             self._bar.report(self._token, types.WorkDoneProgressReport(message=message, percentage=percentage))
         self._told = told
 
     def end(self) -> None:
+        self._wanted = False
         if self._token is not None:
             self._bar.end(self._token, types.WorkDoneProgressEnd())
+            self._bar.tokens.pop(self._token, None)
+
+    async def _create(self) -> str | None:
+        token = uuid.uuid4().hex
+        try:
+            # Shielded, for pygls takes an answer to what was cancelled for a fault.
+            await asyncio.wait_for(asyncio.shield(self._bar.create_async(token)), BAR_S)
+        except (TimeoutError, JsonRpcException) as error:
+            log.warning("the editor gives no progress bar: %s", str(error) or "no answer")
+            return None
+        return token
