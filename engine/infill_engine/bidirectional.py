@@ -176,8 +176,11 @@ class OpenFilling:
 
     def close(self, run: OpenRun, reason: Reason) -> None:
         """At the deadline takes what open slots are predicted to hold, as far as that is sure."""
-        if reason != "deadline" or run.steps == 0 or run.search is not None:
+        if reason != "deadline":
             return
+        if run.best is not None:  # lengths were still being tried
+            best, rows, _ = run.best
+            run.canvas = best.seen(rows)
         canvas = run.canvas
         for slot in range(run.written, canvas.size):
             token, prob = canvas.predicted[slot], canvas.prob[slot]
