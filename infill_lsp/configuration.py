@@ -33,6 +33,7 @@ class Configuration:
         self._changed = changed
         self._turn = asyncio.Lock()
         self._settled = asyncio.Event()
+        self._held: object = None
         self._told: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -61,7 +62,7 @@ class Configuration:
             log.warning("the settings are late: what is known of them is used until then")
             heard.add_done_callback(lambda late: None if late.cancelled() else self._begin(self._tell()))
         self._settled.set()
-        await self._changed()
+        await self._tell()
 
     def news(self) -> list[str]:
         """A line for each value that is not used, each once."""
@@ -82,7 +83,11 @@ class Configuration:
         await asyncio.gather(self._pull(), self._look())
 
     async def _tell(self) -> None:
-        await self._changed()
+        """Says that others hold, if they do."""
+        holds = (self.sources.effective(), self.sources.everywhere)
+        if holds != self._held:
+            self._held = holds
+            await self._changed()
 
     async def _pull(self) -> None:
         capabilities = self._server.client_capabilities.workspace
@@ -97,9 +102,9 @@ class Configuration:
             return
         self.sources.pull(dict(zip(scopes, answers, strict=False)))
 
-    async def _look(self) -> bool:
+    async def _look(self) -> None:
         async with self._turn:
-            return self.sources.take(await asyncio.to_thread(self.sources.look, self._folders))
+            self.sources.take(await asyncio.to_thread(self.sources.look, self._folders))
 
     async def _register(self) -> None:
         """Some editors tell of changes only to those who ask for it."""
@@ -118,8 +123,8 @@ class Configuration:
     async def _follow(self) -> None:
         while True:
             await asyncio.sleep(POLL_S)
-            if await self._look():
-                await self._changed()
+            await self._look()
+            await self._tell()
 
     def _begin(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

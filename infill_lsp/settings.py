@@ -155,14 +155,23 @@ class Settings(Struct, frozen=True, rename="camel"):
         LogLevel | None, _setting("What goes to the log on stderr. Unset: what the command line says.")
     ] = None
 
+    @property
+    def off(self) -> Silence | None:
+        """Why nothing is offered in any language; None where something may be."""
+        if not self.enabled:
+            return Silence("completions are switched off (infill.enabled)")
+        if not self.languages.get("*", True) and not any(self.languages.values()):
+            return Silence("completions are switched off for all languages (infill.languages)")
+        return None
+
     def offers(self, language: str) -> bool:
         """Whether completions are offered in documents of a language."""
         return self.enabled and self.languages.get(language, self.languages.get("*", True))
 
     def silence(self, language: str, trigger: Trigger) -> Silence | None:
         """Why nothing is offered in a language, or without being asked for; None where it is."""
-        if not self.enabled:
-            return Silence("completions are switched off (infill.enabled)")
+        if self.off is not None:
+            return self.off
         if not self.offers(language):
             return Silence(f"completions are switched off for {language} (infill.languages)")
         if trigger == "automatic" and self.trigger == "manual":

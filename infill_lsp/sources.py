@@ -66,6 +66,17 @@ class Sources:
         lines = [line for folder in ("", *self._found.workspace) for line in self.effective(folder).problems]
         return list(dict.fromkeys(lines))
 
+    @property
+    def everywhere(self) -> Mapping[str, Effective]:
+        """What holds in each folder; without any, what holds in none, under ""."""
+        return {folder: self.effective(folder) for folder in self._found.workspace or ("",)}
+
+    @property
+    def off(self) -> Silence | None:
+        """Why nothing is offered in any folder; None where something may be."""
+        reasons = [effective.settings.off for effective in self.everywhere.values()]
+        return reasons[0] if all(reasons) else None
+
     def effective(self, folder: str = "") -> Effective:
         """The settings of a folder, and where they come from; "" is none."""
         if folder not in self._effective:

@@ -16,7 +16,7 @@ from pytest_lsp.client import make_test_lsp_client
 
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A short folder (socket paths are limited) that holds the runtime folder `run` and the cache `cache`."""
+    """A short folder (socket paths are limited) that holds the folders `run`, `cache` and `config`."""
     yield from _home(monkeypatch)
 
 
@@ -31,6 +31,7 @@ def _home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="infill-"))
     monkeypatch.setenv("INFILL_RUNTIME_DIR", str(folder / "run"))
     monkeypatch.setenv("INFILL_CACHE_DIR", str(folder / "cache"))
+    monkeypatch.setenv("INFILL_CONFIG_DIR", str(folder / "config"))
     yield folder
     for table in folder.glob("*.json"):
         command = [sys.executable, "-m", "infill_engine", "stop", "--model", f"fake:{table}"]
