@@ -77,18 +77,18 @@ class OpenFilling:
         cache: ContextCache,
         tokenizer: LineTokenizer,
         config: EngineConfig,
-        policy: OpenPolicy | None,
+        policy: OpenPolicy,
         window: Callable[[Run], tuple[tuple[int, ...], ...]],
         split: Split,
         after: Callable[[InfillRequest], list[int]],
     ) -> None:
-        """policy: instead of the family's own; window: the lines that the prefix stream should hold; split, after: what
+        """window: the lines that the prefix stream should hold; split, after: what
         stands before and after the gap, tokenised."""
         facts = denoiser.facts.open
         assert facts is not None, "a family that sees both sides says how"
         self._denoiser, self._cache, self._tokenizer, self._config = denoiser, cache, tokenizer, config
         self._facts, self._mask_id = facts, denoiser.facts.mask_id
-        self._policy = policy or facts.policy
+        self._policy = policy
         self._window, self._split, self._after = window, split, after
         self._head = lru_cache(8)(self._without)
         self.stages = Filling(self.begin, self.prepare, self.next_pass, self.step, self.close)
@@ -137,12 +137,11 @@ class OpenFilling:
 
     def next_pass(self, run: OpenRun) -> Pass:
         """What the canvas needs."""
-        pending = run.text.pending
         return Pass(
             run.canvas,
             run.contexts,
             run.state,
-            allowed={0: self._tokenizer.allowed(pending)} if pending else {},
+            allowed=self._allowed(run),
             reading=self._policy.reading(run.canvas),
             noise=run.noise,
         )
@@ -261,6 +260,15 @@ class OpenFilling:
             ]
         )
         return said, outputs.soft
+
+    def _allowed(self, run: OpenRun) -> dict[int, Tensor]:
+        """The frontier's row is restricted while there is something to write again, and while the gap could still begin
+        as a text that it is to avoid."""
+        pending, avoid = run.text.pending, [text.encode() for text in run.request.avoid]
+        sets = [self._tokenizer.allowed(pending)] if pending else []
+        if avoid and not run.text.candidate().text.strip():
+            sets.append(self._tokenizer.beginning_otherwise(pending, avoid))
+        return {0: torch.stack(sets).all(0)} if sets else {}
 
     def _without(self, refused: tuple[int, ...]) -> Head:
         """The family's head that does not produce some ids."""

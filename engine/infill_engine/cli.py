@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
 from infill_engine import process
-from infill_engine.config import EngineConfig
+from infill_engine.config import DECODINGS, EngineConfig
 from infill_engine.core import ModelError
 from infill_engine.fetch import FetchError, Report, ensure_weights
 from infill_engine.protocol import cache_dir
@@ -60,6 +60,18 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--device", default=default.device, help="auto, cpu, cuda, ... (default: %(default)s)")
     serve.add_argument("--dtype", default=default.dtype, help="auto, fp32, bf16, int8, ... (default: %(default)s)")
     serve.add_argument("--threads", type=int, default=default.threads, help="CPU threads; 0: up to four cores")
+    serve.add_argument(
+        "--decoding",
+        default=default.decoding,
+        help=f"of models that see both sides, what a pass makes final: {', '.join(DECODINGS)} (default: %(default)s)",
+    )
+    serve.add_argument(
+        "--refresh-passes",
+        type=int,
+        default=default.refresh_passes,
+        metavar="N",
+        help="of those, compute the context's keys and values in every Nth pass; more than 1 is not exact",
+    )
     serve.add_argument(
         "--idle-exit",
         type=float,
@@ -130,6 +142,8 @@ def _serve(options: argparse.Namespace) -> int:
         device=options.device,
         dtype=options.dtype,
         threads=options.threads,
+        decoding=options.decoding,
+        refresh_passes=options.refresh_passes,
         idle_release_s=options.idle_release,
         idle_exit_s=idle_exit_s if options.idle_exit is None else options.idle_exit,
         http=options.http,

@@ -10,6 +10,10 @@ from urllib.parse import urlsplit
 LEAST_TOKEN = 16
 
 
+#: What `EngineConfig.decoding` may be.
+DECODINGS = ("published", "threshold", "entropy")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """What an engine process is told at its start. Raises `ValueError` with a line a person can act on."""
@@ -39,6 +43,16 @@ class EngineConfig:
     mask_groups: int | None = None
     #: The probability that a mask's token must have to be proposed.
     mask_prob: float = 0.3
+    #: Of models that see both sides of a gap: what a pass makes final. "published": as their authors have it, mostly
+    #: one token a pass; "threshold": each that is nine tenths sure; "entropy": those that are surest together.
+    decoding: str = "published"
+    #: Of those: passes from one in which all keys and values are computed to the next, between which those of the
+    #: prefix are kept, and those of the suffix if `dual_cache`. 1: all in each, which is exact.
+    refresh_passes: int = 1
+    dual_cache: bool = False
+    #: Of those: whether a request begins with the keys and values that the last one had of the same prefix, of which no
+    #: text is exactly what it would be without.
+    reuse_context: bool = False
     #: Tokens of context encoded in one step at most; fewer on a machine that needs more than 0.1 s for them.
     chunk_tokens: int = 64
     #: Memory for encoded contexts, in MiB.
@@ -71,12 +85,15 @@ class EngineConfig:
             ("proposal_tokens", 0),
             ("masks", 0),
             ("mask_groups", 0),
+            ("refresh_passes", 1),
             ("chunk_tokens", 1),
             ("cache_mb", 1),
         ):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, not {value}")
+        if self.decoding not in DECODINGS:
+            raise ValueError(f"decoding must be one of {', '.join(DECODINGS)}, not {self.decoding}")
         if not 0 <= self.mask_prob <= 1:
             raise ValueError(f"mask_prob must be a probability, not {self.mask_prob}")
         for name in ("idle_release_s", "idle_exit_s"):

@@ -41,7 +41,7 @@ from infill_engine.core import (
 )
 from infill_engine.gap import GapText, columns
 from infill_engine.lookup import AFTER, BEFORE, LastTexts, Lookup
-from infill_engine.policy import VerifiedPolicy
+from infill_engine.policy import VerifiedPolicy, decoding
 from infill_engine.protocol import (
     Candidate,
     Event,
@@ -366,7 +366,7 @@ class Engine:
             self._cache,
             self._tokenizer,
             self._config,
-            policy,
+            policy or decoding(self._config.decoding, self._denoiser.facts),
             window=self._window,
             split=self._split,
             after=self._after,

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from infill_engine.core import Canvas, Noise, OpenCanvas, OpenPolicy, Reading, Rows, agreement
+from infill_engine.core import Canvas, Facts, Noise, OpenCanvas, OpenPolicy, Reading, Rows, agreement
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +157,47 @@ class ElasticPolicy:
         return after
 
 
+@dataclass(frozen=True, slots=True)
+class AnnealedPolicy:
+    """Uniform-state denoising, where an open slot holds a token and no mask: each pass accepts samples as
+    `EntropyPolicy` does, puts fresh noise into the other slots, and remembers nothing of what was accepted. When the
+    most probable tokens are those of the pass before and surely so, or the passes are spent, they are pinned, all at
+    once. The temperature falls evenly. Sources: EB-sampler (arXiv 2505.24857); DiffusionGemma's published sampler,
+    whose numbers these are.
+    """
+
+    #: Ids that noise is drawn from.
+    vocab: int
+    #: Passes at most.
+    steps: int = 48
+    bound: float = 0.1
+    #: In the first pass and, nearly, in the last.
+    hottest: float = 0.8
+    coldest: float = 0.4
+    #: Nats a slot on average below which the most probable tokens are sure.
+    settled: float = 0.005
+
+    def reading(self, canvas: OpenCanvas) -> Reading:
+        left = (self.steps - min(canvas.step, self.steps - 1)) / self.steps
+        return Reading(self.coldest + (self.hottest - self.coldest) * left, 1.0)
+
+    def step(self, canvas: OpenCanvas, rows: Rows, noise: Noise) -> OpenCanvas:
+        slots, after = canvas.open, canvas.seen(rows)
+        fresh = noise.ids(len(slots), self.vocab)
+        unchanged = rows.token == [canvas.predicted[slot] for slot in slots]
+        sure = unchanged and sum(rows.entropy) < self.settled * len(slots)
+        if sure or after.step >= self.steps:
+            return after.pin(dict(zip(slots, zip(rows.token, rows.prob, strict=True), strict=True)))
+        held = dict(zip(slots, fresh, strict=True))
+        spent = 0.0
+        for row in _descending([-entropy for entropy in rows.entropy]):
+            if spent > self.bound:
+                break
+            held[slots[row]] = rows.sample[row]
+            spent += rows.entropy[row]
+        return after.refill(held)
+
+
 class SeededNoise:
     """Torch's own generator: the same seed draws the same."""
 
@@ -209,3 +250,14 @@ def _counts(slots: int, steps: int, spread: Literal["even", "time"]) -> list[int
             counts.append(int(left * (1 - following / time)) if len(counts) < steps - 1 else left)
             left -= counts[-1]
     return [count for count in counts if count]
+
+
+def decoding(name: str, facts: Facts) -> OpenPolicy:
+    """The policy of a family that sees both sides, by the name that settings have for it: "threshold", "entropy", or
+    the one that was published, which is also the only one where open slots hold noise."""
+    assert facts.open is not None
+    published = facts.open.policy
+    if name == "published" or facts.mask_id is None:
+        return published
+    other: OpenPolicy = ThresholdPolicy() if name == "threshold" else EntropyPolicy()
+    return replace(published, policy=other) if isinstance(published, ElasticPolicy) else other

@@ -16,7 +16,7 @@ from infill_engine.config import EngineConfig
 from infill_engine.core import OpenCanvas, OpenPolicy, Pass, Rows
 from infill_engine.engine import Engine
 from infill_engine.lengths import CANDIDATES, PUBLISHED_BIAS, LengthSearch
-from infill_engine.policy import ElasticPolicy, EntropyPolicy, SeededNoise, StepsPolicy, ThresholdPolicy
+from infill_engine.policy import ElasticPolicy, EntropyPolicy, SeededNoise, StepsPolicy, ThresholdPolicy, decoding
 from infill_engine.protocol import Candidate, Final, Frame, InfillRequest
 from infill_engine.scheduler import Scheduler
 from infill_engine.tokenizer import ByteCodec
@@ -117,6 +117,30 @@ def test_a_text_that_is_stuck_is_cut():
     model = engine(Gap("x = ", "value\n" + "return result\n" * 6, "\nend"))
     text, final, _ = run(model, ask(head="x = ", suffix="\nend", max_lines=20, max_tokens=200))
     assert (text, final.reason) == ("value", "limit")
+
+
+def test_another_text_begins_otherwise():
+    model = engine(Gap("x = ", "abc", ")"), Gap("x = ", "abc", ")"))
+    first, *_ = run(model, ask(head="x = ", tail=")"))
+    other, *_ = run(model, ask(head="x = ", tail=")", avoid=(first,)))
+    assert first == "abc"
+    assert other[:1] != "a"
+
+
+def test_settings_may_choose_another_policy_than_the_published_one():
+    def passes(decoding: str, **facts) -> int:
+        model = OpenFake(Gap("x = ", "abcdef", ")"), policy=StepsPolicy("prob"), **facts)
+        served = Engine("scripted", model, ByteCodec(specials=4), replace(CONFIG, decoding=decoding))
+        text, final, _ = run(served, ask(head="x = ", tail=")"))
+        assert text == "abcdef"
+        return final.timing.steps
+
+    assert 1 == passes("threshold") <= passes("entropy") < passes("published")
+    elastic = {**WAYS["elastic"], "lengths": (2,)}
+    policy = decoding("threshold", OpenFake(**elastic).facts)
+    assert policy == replace(elastic["policy"], policy=ThresholdPolicy())
+    with pytest.raises(ValueError, match="decoding must be one of published, threshold, entropy, not fast"):
+        replace(CONFIG, decoding="fast")
 
 
 class HealingCodec(ByteCodec):
