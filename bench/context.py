@@ -1,0 +1,370 @@
+"""What context is worth: `python -m bench.context [--gaps N] [--packages N] [--adapter FILE] [--write FILE]`.
+
+The same gaps of held-out packages, with the text before the gap alone, with the suffix as a block, and with the memory,
+snippets of other files, or both beside it; for the base as it is and for an adapter. Of the true middle: loss and
+accuracy with the truth to the left of each token. Of what the engine writes: exact match. Of each package up to 400,000
+characters are indexed and remembered. Times are wall time of this process. Prints Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import numpy as np
+import torch
+from infill_engine import adapter
+from infill_engine.config import EngineConfig
+from infill_engine.core import Denoiser, complete
+from infill_engine.engine import Engine
+from infill_engine.memory import mix
+from infill_engine.protocol import InfillRequest, Snippet, cache_dir
+from infill_engine.training.corpus import Document, documents
+from infill_kernels import logits
+from rich.progress import track
+
+from bench.filling import (
+    PROJECT,
+    Case,
+    Model,
+    Projects,
+    _shown,
+    answer,
+    held_out,
+    tokens_of,
+    with_suffix,
+    without_suffix,
+)
+from bench.score import Figure, ratio, same
+from infill_lsp.index import Index
+from infill_lsp.postprocess import tidied
+from infill_lsp.priming import retrieve, sent
+
+GAPS, PACKAGES, SEED = 300, 10, 2
+#: Tokens of a middle that are looked at.
+MIDDLE = 128
+#: Gaps tried for each that is wanted, as those of other packages than the first are passed over.
+TRIES = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What a canvas sees beside the text before it."""
+
+    name: str
+    suffix: bool = True
+    memory: bool = False
+    snippets: bool = False
+
+
+VARIANTS = (
+    Variant("none", suffix=False),
+    Variant("suffix"),
+    Variant("suffix, memory", memory=True),
+    Variant("suffix, snippets", snippets=True),
+    Variant("all", memory=True, snippets=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a model with a variant makes of a gap."""
+
+    language: str
+    tokens: int
+    #: Of all tokens together.
+    nats: float
+    right: int
+    exact: bool
+    #: Snippets that the canvas saw, and milliseconds of a look-up in the memory.
+    snippets: int
+    look_up_ms: float
+
+
+@dataclass(slots=True)
+class Package:
+    """A package as a folder with an index."""
+
+    root: Path
+    index: Index
+    #: Characters, and seconds that the index took.
+    size: int
+    seconds: float
+
+
+class Packages:
+    """The packages of the corpus, each indexed when a gap of it first comes up."""
+
+    def __init__(self, corpus: Path) -> None:
+        self._corpus = corpus
+        self._home = tempfile.TemporaryDirectory(prefix="infill-")
+        self.found: dict[str, Package] = {}
+        #: Milliseconds of each retrieval.
+        self.retrievals: list[float] = []
+
+    def retrieve(self, case: Case, limit: int) -> tuple[Snippet, ...]:
+        """The best snippets for a gap, whose document is open as the product has it."""
+        package = self._package(case.package)
+        snapshot = replace(case.snapshot, uri=(package.root / case.path).as_uri())
+        package.index.update(snapshot.uri, "\n".join(snapshot.lines))
+        assert package.index.settle(60)
+        began = time.perf_counter()
+        found = retrieve(package.index, snapshot, case.gap, limit)
+        self.retrievals.append((time.perf_counter() - began) * 1000)
+        package.index.close(snapshot.uri)
+        return tuple(map(sent, found))
+
+    def close(self) -> None:
+        for package in self.found.values():
+            package.index.stop()
+        self._home.cleanup()
+
+    def _package(self, name: str) -> Package:
+        if name not in self.found:
+            root = Path(self._home.name) / "projects" / str(len(self.found))
+            size = 0
+            for document in chosen(self._corpus, name):
+                path = root / document.path
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(document.text, encoding="utf-8")
+                size += len(document.text)
+            began = time.perf_counter()
+            index = Index(str(root), home=Path(self._home.name) / "index")
+            index.start()
+            assert index.settle(600)
+            self.found[name] = Package(root, index, size, time.perf_counter() - began)
+        return self.found[name]
+
+
+def chosen(corpus: Path, package: str) -> Iterator[Document]:
+    """The files of a package that are remembered, as `Projects` has them."""
+    files, room = [document for document in documents(corpus, "held") if document.package == package], PROJECT
+    random.Random(package).shuffle(files)
+    for document in files:
+        if len(document.text) <= room:
+            room -= len(document.text)
+            yield document
+
+
+def cases(corpus: Path, seed: int, gaps: int, packages: int) -> list[Case]:
+    """So many gaps of the first so many packages that come up."""
+    draw, found = held_out(corpus, seed), list[Case]()
+    names: dict[str, None] = {}
+    for index in range(TRIES * gaps):
+        case = draw(index)
+        if case.package in names or len(names) < packages:
+            names[case.package] = None
+            found.append(case)
+        if len(found) == gaps:
+            break
+    return found
+
+
+@dataclass(slots=True)
+class Bench:
+    """One model with all variants."""
+
+    model: Model
+    packages: Packages
+    projects: Projects
+    #: Snippets that a canvas sees.
+    snippets: int
+    engines: dict[bool, Engine] = field(default_factory=dict)
+
+    def look(self, variant: Variant, case: Case) -> Seen:
+        engine = self._engine(variant.memory)
+        request = self._request(variant, case)
+        complete(engine.prime(request))
+        truth = tokens_of(case.truth, request, engine._tokenizer)[:MIDDLE]
+        nats, right, ms, seen = observe(engine, request, truth)
+        candidate, _ = answer(engine, request)
+        shown, rest, _ = _shown(case, tidied(case.snapshot, candidate))
+        exact = same(shown, rest, case.truth, case.gap.tail)
+        return Seen(case.snapshot.language, len(truth), nats, right, exact, seen, ms)
+
+    def _engine(self, memory: bool) -> Engine:
+        if memory not in self.engines:
+            proposals = EngineConfig().proposal_tokens
+            engine = self.model.decoder(
+                proposals, self.model.has_masks, None, workspaces=self.projects if memory else None
+            )
+            engine._config = replace(engine._config, snippets=self.snippets)
+            self.engines[memory] = engine
+        return self.engines[memory]
+
+    def _request(self, variant: Variant, case: Case) -> InfillRequest:
+        request = (with_suffix if variant.suffix else without_suffix)(case, self.model)
+        if variant.memory:
+            request = msgspec.structs.replace(request, workspace=case.package, path=case.path)
+        if variant.snippets:
+            request = msgspec.structs.replace(request, snippets=self.packages.retrieve(case, self.snippets))
+        return request
+
+
+@torch.inference_mode()
+def observe(engine: Engine, request: InfillRequest, truth: Sequence[int]) -> tuple[float, int, float, int]:
+    """Nats of the true middle, how many of its tokens are the most probable where they stand, milliseconds of a look-up
+    in the memory, and how many snippets were seen; in one pass, with the truth as a proposal."""
+    facts, head = engine._denoiser.facts, engine._denoiser.head
+    with engine._cache.lease() as lease:
+        run = engine._begin(request, time.monotonic(), lease)
+        assert complete(engine._prepare(run)) is None
+        rows = len(truth)
+        canvas = replace(run.canvas, size=max(rows, run.canvas.size), proposal=tuple(truth[:-1]), masks=())
+        (hidden,), _ = cast(Denoiser, engine._denoiser).denoise([canvas], [run.contexts], [None])
+        admitted = head.free.repeat(rows, 1)
+        for row, ids in enumerate(engine._tokenizer.restricted(run.head.rest, truth[:-1])):
+            admitted[row] &= ids
+        scores = logits(hidden, head).double().cpu().masked_fill(~admitted, -torch.inf).log_softmax(-1)
+        p, ids = scores.exp(), torch.tensor(truth)
+        of_truth, top = p.gather(1, ids[:, None])[:, 0].numpy(), p.argmax(-1).numpy()
+        ms = 0.0
+        if run.view is not None:
+            sets = {row: admitted[row].numpy() for row in range(rows)}
+            began = time.perf_counter()
+            candidates = run.view.candidates(truth[:-1], sets, engine._free)
+            ms = (time.perf_counter() - began) * 1000 / rows
+            end = p[:, facts.end_id].numpy()
+            share = (candidates.remembered * (candidates.ids == ids.numpy()[:, None])).sum(1)
+            of_truth = candidates.weights[:, 0] * of_truth + (1.0 - end) * share
+            best, lse = p.max(-1).values.numpy(), np.zeros(rows)
+            named = scores.gather(1, torch.from_numpy(candidates.ids)).numpy()
+            top = mix(candidates, top, best, lse, np.zeros(rows), named, facts.end_id, end).token
+        nats = -np.log(np.maximum(of_truth, 1e-12)).sum()
+        return float(nats), int((top == ids.numpy()).sum()), ms, run.snippets
+
+
+Results = Mapping[tuple[str, str], Sequence[Seen]]
+
+
+def measure(benches: Mapping[str, Bench], gaps: Sequence[Case]) -> Results:
+    """By model and variant, in the order of the gaps."""
+    seen: dict[tuple[str, str], list[Seen]] = defaultdict(list)
+    for case in track(gaps, "gaps"):
+        for name, bench in benches.items():
+            torch.set_num_threads(bench.model.threads)
+            for variant in VARIANTS:
+                seen[name, variant.name].append(bench.look(variant, case))
+    return seen
+
+
+def loss(seen: Sequence[Seen]) -> Figure:
+    return ratio([one.nats for one in seen], [one.tokens for one in seen])
+
+
+def accuracy(seen: Sequence[Seen]) -> Figure:
+    return ratio([one.right for one in seen], [one.tokens for one in seen])
+
+
+def exact(seen: Sequence[Seen]) -> Figure:
+    return ratio([one.exact for one in seen])
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def page(results: Results, packages: Packages, gaps: Sequence[Case]) -> str:
+    """The tables."""
+    rows = [
+        [
+            model,
+            variant,
+            loss(seen).number(),
+            accuracy(seen).percent(),
+            exact(seen).percent(),
+            f"{with_snippet(seen):.0%}",
+        ]
+        for (model, variant), seen in results.items()
+    ]
+    languages = sorted({case.snapshot.language for case in gaps})
+    by_language = [
+        [
+            model,
+            language,
+            str(len(_of(results[model, "suffix"], language))),
+            *(
+                f"{of(_of(results[model, variant], language)).value:{form}}"
+                for of, form in ((loss, ".2f"), (exact, ".0%"))
+                for variant in ("suffix", "all")
+            ),
+        ]
+        for model in dict.fromkeys(model for model, _ in results)
+        for language in languages
+    ]
+    sizes = [package.size / 1e6 for package in packages.found.values()]
+    seconds = sum(package.seconds for package in packages.found.values())
+    look_ups = [one.look_up_ms for (_, variant), seen in results.items() for one in seen if variant == "all"]
+    times = [
+        [
+            "index, seconds a MB",
+            f"{seconds / sum(sizes):.2f}",
+            f"{len(sizes)} packages of {sum(sizes):.1f} MB together",
+        ],
+        ["retrieval, ms", *_both(packages.retrievals)],
+        ["memory, ms a slot", *_both(look_ups)],
+    ]
+    return "\n\n".join(
+        [
+            f"{len(gaps)} gaps of {len({case.package for case in gaps})} held-out packages; 95% intervals in brackets.",
+            table(["model", "context", "nats a token", "accuracy", "exact", "with a snippet"], rows),
+            table(
+                ["model", "language", "gaps", "nats, suffix", "nats, all", "exact, suffix", "exact, all"], by_language
+            ),
+            table(["", "", ""], times),
+        ]
+    )
+
+
+def with_snippet(seen: Sequence[Seen]) -> float:
+    return sum(one.snippets > 0 for one in seen) / len(seen)
+
+
+def _of(seen: Sequence[Seen], language: str) -> list[Seen]:
+    return [one for one in seen if one.language == language]
+
+
+def _both(times: Sequence[float]) -> tuple[str, str]:
+    return f"{statistics.median(times):.2f}", f"95th percentile {np.quantile(times, 0.95):.2f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.context", description=__doc__)
+    parser.add_argument("--corpus", type=Path, default=cache_dir() / "corpus", help="where the corpus was built")
+    parser.add_argument("--gaps", type=int, default=GAPS)
+    parser.add_argument("--packages", type=int, default=PACKAGES, help="of which the gaps are")
+    parser.add_argument("--snippets", type=int, default=EngineConfig().snippets, help="that a canvas sees at most")
+    parser.add_argument("--adapter", type=Path, help="to compare with the base (default: the installed one)")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=SEED, help="of the gaps")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="where to write the tables, too")
+    options = parser.parse_args()
+    trained = options.adapter or (adapter.EMBEDDED if adapter.EMBEDDED.exists() else None)
+    names = {"base": "embedded:base", **({"adapter": f"embedded:{trained}"} if trained else {})}
+    gaps = cases(options.corpus, options.seed, options.gaps, options.packages)
+    packages, benches = Packages(options.corpus), dict[str, Bench]()
+    for name, model in names.items():
+        loaded = Model.load(EngineConfig(model=model, dtype=options.dtype, threads=options.threads))
+        benches[name] = Bench(loaded, packages, Projects(options.corpus, loaded.codec), options.snippets)
+    said = page(measure(benches, gaps), packages, gaps)
+    packages.close()
+    for bench in benches.values():
+        bench.projects.close()
+    print(said)
+    if options.write:
+        options.write.write_text(said + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
