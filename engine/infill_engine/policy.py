@@ -62,14 +62,16 @@ class ThresholdPolicy:
     (Fast-dLLM, arXiv 2505.22618, section 3.3)."""
 
     threshold: float = 0.9
+    #: Whether neighbours that say the same wait for each other (`apart`); as published they do not.
+    apart: bool = True
 
     def reading(self, canvas: OpenCanvas) -> Reading:
         return Reading()
 
     def step(self, canvas: OpenCanvas, rows: Rows, noise: Noise) -> OpenCanvas:
         order = _descending(rows.prob)
-        sure = takewhile(lambda row: rows.prob[row] >= self.threshold, order)
-        return _pin(canvas, rows, apart(canvas, rows.token, list(sure) or order[:1]))
+        accepted = list(takewhile(lambda row: rows.prob[row] >= self.threshold, order)) or order[:1]
+        return _pin(canvas, rows, apart(canvas, rows.token, accepted) if self.apart else accepted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from infill_engine.engine import Engine
 from infill_engine.families.llada import LladaDenoiser
 from infill_engine.families.masked import EXACT, Caching, MaskedDenoiser
 from infill_engine.families.qwen2 import Qwen2Denoiser
-from infill_engine.policy import ElasticPolicy, StepsPolicy
+from infill_engine.policy import ElasticPolicy, StepsPolicy, ThresholdPolicy
 from infill_engine.tokenizer import ByteCodec
 from infill_kernels import logits
 from torch import Tensor
@@ -246,11 +246,13 @@ class Replayed:
         raise AssertionError("masks are no noise")
 
 
-def trace(ours: MaskedDenoiser, policy: OpenPolicy, size: int, noise: Noise) -> Iterator[tuple[int, ...]]:
+def trace(
+    ours: MaskedDenoiser, policy: OpenPolicy, size: int, noise: Noise, right: tuple[int, ...] = RIGHT
+) -> Iterator[tuple[int, ...]]:
     """The slots after each pass, by the engine's own reading of rows."""
     engine = Engine("tiny", ours, ByteCodec(specials=VOCAB - 256), EngineConfig(), policy)
     canvas, contexts = laid_out(ours, [MASK] * size)
-    state = None
+    canvas, state = replace(canvas, right=right), None
     while not canvas.full:
         one = Pass(canvas, contexts, state, reading=policy.reading(canvas), noise=noise)
         (outcome,) = engine.denoise([one])
@@ -322,6 +324,24 @@ def test_lladas_sampler_token_for_token(tmp_path, temperature, size, steps):
     policy = StepsPolicy("prob", steps, "even", temperature, tempered=False)
     expected = list(llada_reference(checkpoint, ours.head.free, size, steps, temperature))
     assert list(trace(ours, policy, size, Replayed())) == expected
+
+
+RECORDED = json.loads((Path(__file__).parent / "recorded" / "samplers.json").read_text())
+
+
+@pytest.mark.parametrize("record", RECORDED, ids=lambda r: " ".join(str(r[k]) for k in list(r)[:6]))
+def test_the_published_samplers_traces_token_for_token(tmp_path, record):
+    """Recorded once from the published code of Dream's sampler and of LLaDA's as Fast-dLLM has it, over these weights,
+    without the ids that are never produced, and with `Replayed`'s noise in the place of its own."""
+    checkpoint = qwen(tmp_path) if record["family"] == "qwen2" else llada(tmp_path)
+    ours, llada_like = checkpoint.ours(), record["family"] == "llada"
+    policy: OpenPolicy = StepsPolicy(
+        record["order"], record["steps"], "even" if llada_like else "time", record["temperature"], not llada_like
+    )
+    if record["threshold"] is not None:
+        policy = ThresholdPolicy(record["threshold"], apart=False)
+    right = () if llada_like else RIGHT  # it generates to the right only
+    assert [list(slots) for slots in trace(ours, policy, record["size"], Replayed(), right)] == record["trace"]
 
 
 def test_the_defaults_are_the_published_samplers(dream, tmp_path):
