@@ -139,8 +139,8 @@ Measure = ByTree | ByCounting
 
 
 def measures(snapshot: Snapshot) -> Iterator[Measure]:
-    """Ways to measure, the best first; the last is never too slow. A snapshot of a text that nobody has typed yet has no
-    tree, so that it is parsed here."""
+    """Ways to measure, the best first; the last is never too slow. A snapshot of a text that nobody has typed yet has
+    no tree, so that it is parsed here."""
     tree = snapshot.tree
     if tree is None and snapshot.within is None and (language := grammar(snapshot.language)) is not None:
         source = _utf8("\n".join(snapshot.lines))

@@ -191,10 +191,9 @@ def _fitted(tidy: Candidate, gap: Gap, place: _Place, over_tail: bool) -> Edit |
     text = _without_tail(text, place)
     text = _without_following_lines(text, place)
     text = _to_closed_brackets(text, place)
-    replaced = _replaced_tail(text, place) if over_tail else ""
-    if not replaced:
-        text = _to_stray_closer(text, place)
-    text = _without_trailing_space(text, place)
+    whole, text = text, _to_stray_closer(text, place)
+    replaced = _replaced_tail(whole, text, place) if over_tail else ""
+    text = _without_trailing_space(whole if replaced else text, place)
     if _NOISE.fullmatch(text):
         return Silence(_why_noise(tidy.text, written, text))
     if _is_glued(text, place):
@@ -270,6 +269,9 @@ def _without_tail(text: str, place: _Place) -> str:
         in_word = is_word(kept[-1:]) and is_word(overlap[0])
         if tail.startswith(overlap) and not in_word and place.damage(kept) <= place.damage(text):
             return kept
+    if tail and tail[0] in _CLOSING and text.endswith(tail[0]):  # Twice, perhaps: `"a""` with `"` behind it reads well, too.
+        kept = text.rstrip(tail[0])
+        return kept if place.damage(kept) <= place.damage(text) else text
     return text
 
 
@@ -317,29 +319,33 @@ def _to_closed_brackets(text: str, place: _Place) -> str:
     return text[:closed] if place.damage(text[:closed]).unmatched < place.damage("").unmatched else text
 
 
-def _replaced_tail(text: str, place: _Place) -> str:
-    """The tail if the text brings all of it again and only then balances: `f(|)` and `a) -> int`; else "".
+def _replaced_tail(text: str, trimmed: str, place: _Place) -> str:
+    """The tail if the text brings all of it again and only then balances, no worse than what is `trimmed` of it before
+    the tail as it is: `f(|)` and `a) -> int`; else "".
 
     Editors draw a replacement only where the replaced characters occur in the new text in order.
     """
     tail = place.tail.rstrip()
     rest = iter(text)
     if tail and _CLOSING.issuperset(tail) and all(character in rest for character in tail):
-        return tail if place.damage(text, len(tail)) < place.damage(text) else ""
+        brought = place.damage(text, len(tail))
+        return tail if brought < place.damage(text) and brought <= place.damage(trimmed) else ""
     return ""
 
 
 def _to_stray_closer(text: str, place: _Place) -> str:
-    """The text before a closer whose opener it does not hold; the longest that leaves the least damage."""
+    """The text before a closer whose opener it does not hold, or before some of those at its end; the longest that
+    leaves the least damage."""
     if not any(place.damage(text)):
         return text
     start = len(place.head)
-    strays = [
+    ends = {
         closer - start
         for opener, closer in pairs(place.head + text)
         if closer is not None and closer >= start and (opener is None or opener < start)
-    ]
-    return min([text, *(text[:end] for end in sorted(strays, reverse=True))], key=place.damage)
+    }
+    ends |= {size for size in range(len(text)) if _CLOSING.issuperset(text[size:])}
+    return min([text, *(text[:end] for end in sorted(ends, reverse=True))], key=place.damage)
 
 
 def _without_trailing_space(text: str, place: _Place) -> str:
