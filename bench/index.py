@@ -125,7 +125,9 @@ class Folder:
         self._put(f"{folder}/{name}" if folder else name, self._text())
 
     def _some(self) -> str | None:
-        return self._chance.choice(sorted(self.contents)) if self.contents else None
+        """A file; not the one with the rules, which is written as a whole."""
+        files = sorted(self.contents.keys() - {".gitignore"})
+        return self._chance.choice(files) if files else None
 
     def _edit(self) -> None:
         if (path := self._some()) is not None:
