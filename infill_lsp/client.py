@@ -78,9 +78,11 @@ class OutdatedEngine(EngineError):
 class EngineClient:
     """One engine, that of this user and `model`. All methods belong to one event loop."""
 
-    def __init__(self, model: str, python: str = sys.executable) -> None:
+    def __init__(self, model: str, python: str = sys.executable, device: str = "auto") -> None:
         self.model = model
         self.python = python
+        self.device = device
+        self._url = URL
         self._starts: deque[float] = deque(maxlen=MAX_STARTS)
         self._connections: httpcore.AsyncConnectionPool | None = None
 
@@ -99,13 +101,13 @@ class EngineClient:
         try:
             async with self._pool().stream(
                 "POST",
-                f"{URL}/infill",
-                headers={"content-type": "application/json"},
-                content=protocol.encode(request),
+                f"{self._url}/infill",
+                headers=self._headers,
+                content=protocol.encode(self._named(request)),
                 extensions=_timeouts(patience_s),
             ) as response:
                 if response.status != 200:
-                    raise EngineError(_refusal(response.status, await response.aread()))
+                    raise EngineError(self._refusal(response.status, await response.aread()))
                 # To the end of the stream, not only to the final event: then the connection is used again.
                 async for line in _lines(response.aiter_stream(), give_up):
                     event = protocol.decode_event(line)
@@ -125,12 +127,14 @@ class EngineClient:
 
     async def prime(self, request: InfillRequest) -> None:
         """Lets the engine encode what a request will need, once nothing else is to be done. Raises as `sync`."""
-        await self._ask("POST", "/prime", protocol.encode(request), CONTROL_S, accepted=202)
+        await self._ask("POST", "/prime", protocol.encode(self._named(request)), CONTROL_S, accepted=202)
 
     async def explain(self, request: InfillRequest) -> Explanation:
         """What the engine would answer a request from. Raises as `sync`."""
         try:
-            return protocol.decode_explanation(await self._ask("POST", "/context", protocol.encode(request), CONTROL_S))
+            return protocol.decode_explanation(
+                await self._ask("POST", "/context", protocol.encode(self._named(request)), CONTROL_S)
+            )
         except ProtocolError as error:
             raise EngineError(str(error)) from None
 
@@ -159,10 +163,10 @@ class EngineClient:
 
     async def forget(self, workspace: str) -> None:
         """Lets the engine forget a whole workspace at once. Raises as `sync`."""
-        await self._ask("DELETE", _path_of(workspace), b"", SYNC_S)
+        await self._ask("DELETE", self._path_of(workspace), b"", SYNC_S)
 
     async def _documents(self, method: str, workspace: str, message: msgspec.Struct, patience_s: float) -> list[str]:
-        body = await self._ask(method, f"{_path_of(workspace)}/documents", protocol.encode(message), patience_s)
+        body = await self._ask(method, f"{self._path_of(workspace)}/documents", protocol.encode(message), patience_s)
         try:
             return list(protocol.decode_paths(body).paths) if method == "PUT" else []
         except ProtocolError as error:
@@ -172,8 +176,8 @@ class EngineClient:
         try:
             response = await self._pool().request(
                 method,
-                f"{URL}{path}",
-                headers={"content-type": "application/json"},
+                f"{self._url}{path}",
+                headers=self._headers,
                 content=content,
                 extensions=_timeouts(patience_s),
             )
@@ -182,9 +186,9 @@ class EngineClient:
         except (httpcore.NetworkError, httpcore.ProtocolError):
             raise EngineAway("the engine is not running yet") from None
         if response.status == 503:
-            raise EngineAway(_refusal(response.status, response.content))
+            raise EngineAway(self._refusal(response.status, response.content))
         if response.status != accepted:
-            raise EngineError(_refusal(response.status, response.content))
+            raise EngineError(self._refusal(response.status, response.content))
         return response.content
 
     async def status(self) -> Status | None:
@@ -193,11 +197,16 @@ class EngineClient:
         Raises `OutdatedEngine`, and `EngineError` where a newer engine listens or something else.
         """
         try:
-            response = await self._pool().request("GET", f"{URL}/status", extensions=_timeouts(CONTROL_S))
+            response = await self._pool().request(
+                "GET", f"{self._url}/status", headers=self._headers, extensions=_timeouts(CONTROL_S)
+            )
         except httpcore.TimeoutException:
-            raise EngineError(f"the engine does not answer: end it with `{self._stop_command}`") from None
-        except (httpcore.NetworkError, httpcore.ProtocolError):
+            raise EngineError(f"the engine does not answer: {self._end_it}") from None
+        except (httpcore.NetworkError, httpcore.ProtocolError) as error:
+            self._look_into(error)
             return None
+        if response.status == 401:
+            raise EngineError(self._refusal(response.status, response.content))
         return self._status(response.content)
 
     async def bring_up(self) -> AsyncIterator[Status]:
@@ -246,7 +255,7 @@ class EngineClient:
                 if await self.status() is None:
                     return
             await asyncio.sleep(POLL_S)
-        raise EngineError(f"the engine does not stop: end it with `{self._stop_command}`")
+        raise EngineError(f"the engine does not stop: {self._end_it}")
 
     async def aclose(self) -> None:
         """Closes the connections; the engine stays."""
@@ -255,10 +264,35 @@ class EngineClient:
             self._connections = None
 
     @property
-    def _stop_command(self) -> str:
-        """What a person types to end this engine."""
+    def _headers(self) -> dict[str, str]:
+        return {"content-type": "application/json"}
+
+    @property
+    def _end_it(self) -> str:
+        """What a person does with an engine that is in the way."""
         named = "" if self.model == "embedded" else f" --model {shlex.quote(self.model)}"
-        return f"infill-engine stop{named}"
+        return f"end it with `infill-engine stop{named}`"
+
+    def _workspace(self, name: str) -> str:
+        """What a workspace is called in the engine."""
+        return name
+
+    def _named(self, request: InfillRequest) -> InfillRequest:
+        name = self._workspace(request.workspace)
+        return request if name == request.workspace else msgspec.structs.replace(request, workspace=name)
+
+    def _path_of(self, workspace: str) -> str:
+        return f"/workspaces/{quote(self._workspace(workspace), safe='')}"
+
+    def _look_into(self, error: Exception) -> None:
+        """Raises `EngineError` where a connection failed for another reason than that nobody listens."""
+
+    def _refusal(self, code: int, body: bytes) -> str:
+        """The engine's own words for why it refused, where it has some."""
+        try:
+            return str(msgspec.json.decode(body, type=dict[str, str])["error"])
+        except (msgspec.MsgspecError, KeyError):
+            return f"the engine refused the request (HTTP {code})"
 
     def _status(self, body: bytes) -> Status:
         """Looks at the protocol number first: the rest of another version's status may not fit ours."""
@@ -269,10 +303,9 @@ class EngineClient:
         try:
             spoken = msgspec.json.decode(body, type=Version).protocol
             if spoken < PROTOCOL:
-                raise OutdatedEngine(f"the engine is older than infill-lsp: end it with `{self._stop_command}`")
+                raise OutdatedEngine(f"the engine is older than infill-lsp: {self._end_it}")
             if spoken > PROTOCOL:
-                cure = f"update infill-lsp, or run `{self._stop_command}`"
-                raise EngineError(f"the engine is newer than infill-lsp: {cure}")
+                raise EngineError(f"the engine is newer than infill-lsp: update infill-lsp, or {self._end_it}")
             return protocol.decode_status(body)
         except (msgspec.MsgspecError, ProtocolError):
             raise EngineError("what listens on the engine's socket is no engine: end it and try again") from None
@@ -300,11 +333,11 @@ class EngineClient:
                 return
             except OutdatedEngine:
                 await asyncio.sleep(POLL_S)
-        raise EngineError(f"an engine of an older version does not stop: end it with `{self._stop_command}`")
+        raise EngineError(f"an engine of an older version does not stop: {self._end_it}")
 
     async def _post_stop(self) -> None:
         with contextlib.suppress(httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException):
-            await self._pool().request("POST", f"{URL}/stop", extensions=_timeouts(CONTROL_S))
+            await self._pool().request("POST", f"{self._url}/stop", extensions=_timeouts(CONTROL_S))
 
     def _seconds_to_next_start(self) -> float:
         now = time.monotonic()
@@ -317,12 +350,15 @@ class EngineClient:
     def _spawn(self) -> subprocess.Popen[bytes]:
         """A detached engine process, which outlives this one."""
         program = interpreter(self.python)
+        command = [program, "-m", "infill_engine", "serve", "--model", self.model]
+        if self.device != "auto":
+            command += ["--device", self.device]
         self._starts.append(time.monotonic())
         try:
             with self._start_log().open("ab") as log:
                 log.truncate(0)
                 return subprocess.Popen(
-                    [program, "-m", "infill_engine", "serve", "--model", self.model],
+                    command,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -374,10 +410,6 @@ class _OwnPeerBackend(httpcore.AsyncNetworkBackend):
         await asyncio.sleep(seconds)
 
 
-def _path_of(workspace: str) -> str:
-    return f"/workspaces/{quote(workspace, safe='')}"
-
-
 def _batches(documents: Iterable[Document], refused: list[str]) -> Iterator[tuple[Document, ...]]:
     """Some at a time, so that none waits long. The paths of those that are too long are added to `refused`."""
     batch: list[Document] = []
@@ -415,14 +447,6 @@ async def _lines(chunks: AsyncIterable[bytes], give_up: float) -> AsyncIterator[
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             yield line
-
-
-def _refusal(code: int, body: bytes) -> str:
-    """The engine's own words for why it refused, where it has some."""
-    try:
-        return str(msgspec.json.decode(body, type=dict[str, str])["error"])
-    except (msgspec.MsgspecError, KeyError):
-        return f"the engine refused the request (HTTP {code})"
 
 
 def _last_line(log: Path) -> str:

@@ -18,13 +18,14 @@ from infill_engine.protocol import Explanation, InfillRequest, Piece, Recalled
 
 from infill_lsp import languages
 from infill_lsp.chunks import language_of
-from infill_lsp.client import EngineClient, EngineError
+from infill_lsp.client import EngineError
 from infill_lsp.core import Silence, Snapshot, Snippet
 from infill_lsp.documents import Document
 from infill_lsp.extraction import cut
 from infill_lsp.folders import SNIPPETS, workspace_name
 from infill_lsp.index import Index
 from infill_lsp.priming import retrieve, sent
+from infill_lsp.remote import engine_of
 from infill_lsp.settings import Settings
 from infill_lsp.sources import Sources
 
@@ -113,7 +114,7 @@ def explain(place: Place, folder: str | None = None) -> str:
 
 async def _asked(request: InfillRequest, settings: Settings) -> Explanation | str:
     """What the engine says, or why it says nothing."""
-    engine = EngineClient(settings.model, settings.engine.interpreter)
+    engine = engine_of(settings)
     try:
         return await engine.explain(request)
     except EngineError as error:
