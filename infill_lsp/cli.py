@@ -1,4 +1,4 @@
-"""The command `infill-lsp`: the server on stdio or TCP, `doctor`, `settings`, `gaps`. Words and exit codes, no more.
+"""The command `infill-lsp`: the server on stdio or TCP, `doctor`, `fill` and more. Words and exit codes alone.
 
 On stdio, stdout is the protocol's alone; what is for people goes to stderr. Exit codes: 0 done, 1 a fault,
 2 wrong usage or a port that cannot be had.
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        commands = {"doctor": _doctor, "context": _context, "gaps": _gaps, "settings": _settings}
+        commands = {"doctor": _doctor, "context": _context, "fill": _fill, "gaps": _gaps, "settings": _settings}
         return commands.get(options.command, _serve)(options)
     except KeyboardInterrupt:
         return 130
@@ -63,6 +63,16 @@ def _parser() -> argparse.ArgumentParser:
     context = commands.add_parser("context", help="show what a completion at a place is made from, and why")
     context.add_argument("place", metavar="FILE:LINE:COL", help="from 1, as editors show them")
     context.add_argument("--folder", metavar="DIR", help="the workspace folder (default: the nearest project)")
+    fill = commands.add_parser("fill", help="fill the holes of a file, or write some lines of it anew")
+    fill.add_argument("file", type=Path, metavar="FILE")
+    places = fill.add_mutually_exclusive_group(required=True)
+    places.add_argument("--holes", action="store_true", help="fill `...`, `???`, TODO and what else marks a hole")
+    places.add_argument("--line", type=_positive, metavar="A", help="write the lines from this one anew, from 1")
+    fill.add_argument("--to", type=_positive, metavar="B", help="the last of these lines (default: the first)")
+    result = fill.add_mutually_exclusive_group()
+    result.add_argument("--diff", action="store_true", help="print what changes as a unified diff (the default)")
+    result.add_argument("--write", action="store_true", help="change the file")
+    fill.add_argument("--model", help="as infill.model (default: what is set)")
     gaps = commands.add_parser("gaps", help="cut gaps out of the corpus, to train and measure the embedded model with")
     gaps.add_argument("--corpus", type=Path, required=True, metavar="DIR", help="what `infill-engine corpus` wrote")
     gaps.add_argument("--split", choices=("train", "held"), required=True)
@@ -178,6 +188,32 @@ def _context(options: argparse.Namespace) -> int:
         print(explain(Place.parse(options.place), options.folder))
     except ContextError as error:
         return _fail(str(error), 1)
+    return 0
+
+
+def _fill(options: argparse.Namespace) -> int:
+    from infill_lsp.patch import PatchError, patched
+
+    if options.holes and options.to:
+        return _fail("--to goes with --line", 2)
+    rows = None if options.holes else (options.line - 1, (options.to or options.line) - 1)
+    last = ""
+
+    def said(words: str) -> None:
+        nonlocal last
+        if words != last:
+            print(f"infill-lsp: {words}", file=sys.stderr)
+            last = words
+
+    try:
+        patch = patched(options.file, rows, options.model, said)
+        if options.write:
+            patch.write()
+    except PatchError as error:
+        return _fail(str(error), 1)
+    if not options.write:
+        sys.stdout.buffer.write(patch.diff)
+        sys.stdout.buffer.flush()
     return 0
 
 

@@ -143,8 +143,6 @@ class Site:
     span: Span
     #: What is written ahead of the text in any case, LF only: a remark on it that stays, a new line's indentation.
     lead: str = ""
-    #: What stands there until it is written, as other places see it, LF only.
-    blank: str = ""
     #: The lines there should be room for, and the columns (tab = 8) that a later line is indented by at least; None: as
     #: at a cursor there.
     lines: int | None = None

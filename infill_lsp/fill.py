@@ -6,7 +6,8 @@ stands above them has changed meanwhile, until nothing changes any more. That is
 after the other: the first one stands after the first round, the n-th after the n-th at the latest, mostly much earlier,
 and it ends at the same texts. The engine proposes what it wrote in a place before, so a text that stays costs little.
 
-A place below is seen as it is until it is written: a hole as what marks it, a selection as nothing.
+A place that is not written yet is seen as nothing: `...` left where code is missing would be what is written elsewhere,
+too. Where nothing at all is an answer, something is asked for.
 
 Knows neither LSP's messages nor settings, and changes nothing: whoever asks applies the answer.
 """
@@ -128,7 +129,7 @@ class _Place:
     @property
     def text(self) -> str:
         """What stands there as far as it is known."""
-        return self.site.blank if self.filled is None else self.filled.text
+        return "" if self.filled is None else self.filled.text
 
 
 class _Filling:
@@ -204,8 +205,7 @@ class _Filling:
         before, after = [self._pinned[0]], [self._pinned[number + 1]]
         for place, pinned in zip(self._places[:number], self._pinned[1:], strict=False):
             before += place.text, pinned
-        for place, pinned in zip(self._places[number + 1 :], self._pinned[number + 2 :], strict=True):
-            after += place.site.blank, pinned
+        after += self._pinned[number + 2 :]
         before.append(self._places[number].site.lead)
         lines = "".join(before).split("\n")
         whole = types.TextDocumentContentChangeWholeDocument("".join(before + after))
@@ -247,6 +247,7 @@ class _Filling:
             max_lines=gap.max_lines,
             max_tokens=MOST_TOKENS,
             min_indent=gap.min_indent,
+            avoid=("",),  # Whoever asks for it wants something there.
             deadline_ms=deadline_ms,
         )
         candidate, final = Candidate(""), Final("starting")

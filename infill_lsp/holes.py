@@ -111,7 +111,6 @@ def _in_place(snapshot: Snapshot, row: int, start: int, end: int) -> Site:
         start = len(line[:start].rstrip())  # A body on its header's line may as well begin on the next one.
     return Site(
         Span((row, start), (row, end)),
-        blank=line[start:end],
         lines=STATEMENT_LINES if alone else None,
         min_indent=indentation(line) if alone else None,
     )
@@ -144,7 +143,7 @@ def _statement(snapshot: Snapshot, row: int) -> Site | None:
             lead = f"{kept}\n{line[:start]}"
     elif remark is not None:
         return _in_place(snapshot, row, start, end) if code == "..." else None
-    return Site(Span((row, start), (row, end)), lead, line[start:end], STATEMENT_LINES, indentation(line))
+    return Site(Span((row, start), (row, end)), lead, STATEMENT_LINES, indentation(line))
 
 
 def _task(snapshot: Snapshot, row: int, pointed: bool) -> Site | None:

@@ -211,7 +211,7 @@ class Engine:
                     reason, events = ("deadline", []) if outcome is None else filling.step(run, outcome)
                     yield from events
             finally:
-                if not request.avoid:  # who types on goes on with the first text
+                if not any(request.avoid):  # who types on goes on with the first text
                     self._texts.keep(run.document, run.before, run.text.candidate().text)
         filling.close(run, reason)
         if run.steps:
@@ -733,7 +733,13 @@ class Engine:
             if not avoid or written.strip():
                 break
             other = self._tokenizer.beginning_otherwise(rest, avoid)
-            found[row] = other & sets[row] if row in sets else other
+            if row in sets:
+                other = other & sets[row]
+            if b"" in avoid:
+                other = other & self._unending
+                if not run.request.head.strip():  # There a gap that begins with a line end is as good as empty.
+                    other = self._tokenizer.beginning_in_line(rest, other)
+            found[row] = other
             piece = self._tokenizer.codec.tokens[token] if token is not None else b""
             written, rest = written + piece[len(rest) :], rest[len(piece) :]
         return found

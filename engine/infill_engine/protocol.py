@@ -92,7 +92,8 @@ class InfillRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int = 128
     #: A later line indented by less than this many columns (tab = 8) does not belong to the gap; None: no such rule.
     min_indent: int | None = None
-    #: Texts that are known for this gap: the answer shall begin otherwise than each of them, whitespace aside.
+    #: Texts that are known for this gap: the answer shall begin otherwise than each of them, whitespace aside. With ""
+    #: among them it shall not be empty.
     avoid: tuple[str, ...] = ()
     #: What goes first: what somebody waits for while typing, what they asked for by hand, what they may want next.
     priority: Priority = "typed"

@@ -152,6 +152,25 @@ class LineTokenizer:
                     mask[i] &= not self.codec.tokens[i].startswith(rest)
         return mask
 
+    def beginning_in_line(self, rest: bytes, allowed: Tensor) -> Tensor:
+        """bool [V]: of the ids in `allowed` [V] those that may begin a text on a blank line, once `rest` is written
+        again; all where none may. They write no newline, and a last space of the line together with what follows it: by
+        itself it belongs to a line that stays blank."""
+        if not rest:
+            kept = allowed & self._in_line
+        else:
+            kept = allowed.clone()
+            for i in allowed.nonzero().flatten().tolist():
+                piece = self.codec.tokens[i]
+                if b"\n" in piece[len(rest) :] or (piece == rest and rest.endswith(b" ")):
+                    kept[i] = False
+        return kept if kept.any() else allowed
+
+    @cached_property
+    def _in_line(self) -> Tensor:
+        """bool [V]: the ids without a newline."""
+        return torch.tensor([b"\n" not in piece for piece in self.codec.tokens])
+
     @cached_property
     def _by_word(self) -> dict[bytes, list[int]]:
         """The ids by their bytes without the whitespace at their beginning."""

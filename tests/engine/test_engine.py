@@ -532,6 +532,22 @@ def test_another_answer_begins_otherwise_and_leaves_the_first_to_be_typed():
     assert final.timing.accepted.last == len("total")
 
 
+def test_an_answer_that_shall_not_be_empty_begins_in_its_line():
+    """Else a line end would take the place of the end."""
+    engine, _ = build({"f():\n": "    a"})
+    assert run(engine, request(head="f():", suffix="\n", max_lines=4))[0] == ""
+    gap = request(head="f():", suffix="\n", max_lines=4, avoid=("",))
+    text = run(engine, gap)[0]
+    assert text != ""
+    assert run(engine, gap)[1].timing.accepted.last > 0
+    engine, _ = build({"f():\n  ": "\n\nb", "f():\n  \n\nb": ""})
+    blank = {"prefix": "f():\n", "head": "  ", "suffix": "\n", "max_lines": 4, "min_indent": 2}
+    assert run(engine, request(**blank))[0] == ""
+    text = run(engine, request(**blank, avoid=("",)))[0]
+    assert text
+    assert not text.startswith("\n")
+
+
 def test_another_answer_begins_otherwise_behind_what_healing_took_back():
     codec = ByteCodec()
     codec.last_piece = lambda text: text[len(text.rstrip(" ")) :]

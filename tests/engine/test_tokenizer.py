@@ -191,3 +191,19 @@ def test_slots_are_restricted_until_what_was_taken_back_is_written(tokenizer):
     assert torch.equal(sets[1], tokenizer.allowed(b"e"))
     assert [bool(torch.equal(one, tokenizer.allowed(b"re"))) for one in tokenizer.restricted(b"re", [])] == [True]
     assert not list(tokenizer.restricted(b"", [r]))
+
+
+def test_what_begins_in_its_line_is_neither_a_newline_nor_the_end_of_its_indentation(tokenizer):
+    pieces = tokenizer.codec.tokens
+
+    def begins(rest: bytes) -> set[bytes]:
+        allowed = tokenizer.allowed(rest) if rest else torch.ones(len(pieces), dtype=torch.bool)
+        kept = tokenizer.beginning_in_line(rest, allowed)
+        return {pieces[i] for i in kept.nonzero().flatten().tolist()}
+
+    assert begins(b"\n    ") == {b"\n", b"\n ", b"\n  ", b"\n   "}
+    assert begins(b" ") == {b" r", b" re", b" ret", b" retu", b" retur", b" return"}
+    assert b"\n" not in begins(b"")
+    assert {b"((", b"re"} <= begins(b"")
+    assert begins(b"\t") == {b"\t"}  # A tab is written by itself.
+    assert begins(b"  ") == {b" "}

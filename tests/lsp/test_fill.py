@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -173,15 +174,20 @@ def counting(request: InfillRequest) -> str:
 
 
 async def one_after_the_other(snapshot: Snapshot, sites: Sequence[Site], engine: Scripted) -> str:
-    """The texts that come of filling one place, then the next in the document as it is then."""
-    text, by = "\n".join(snapshot.lines), 0
-    for site in sites:
-        now = Document(snapshot.uri, snapshot.language, 1, text).snapshot(0, 0, "utf-32")
-        (first, start), (last, end) = site.span
-        here = Site(Span((first + by, start), (last + by, end)), site.lead, site.blank, site.lines, site.min_indent)
-        text = applied(now, await fill(now, [here], engine, ASK, untold))
-        by = text.count("\n") + 1 - len(snapshot.lines)
-    return text
+    """The document filled place by place, those that are not filled yet empty."""
+    text, starts = "\n".join(snapshot.lines), [0]
+    for line in snapshot.lines:
+        starts.append(starts[-1] + len(line) + 1)
+    spans = [[starts[row] + column for row, column in site.span] for site in sites]
+    after = [text[end:start] for (_, end), (start, _) in pairwise([*spans, [len(text), len(text)]])]
+    before = text[: spans[0][0]] if spans else text
+    for number, site in enumerate(sites):
+        now = Document(snapshot.uri, snapshot.language, 1, before + "".join(after[number:]))
+        row, column = before.count("\n"), len(before) - before.rfind("\n") - 1
+        here = replace(site, span=Span((row, column), (row, column)))
+        filled = await fill(now.snapshot(0, 0, "utf-32"), [here], engine, ASK, untold)
+        before += "".join(one.text for one in filled) + after[number]
+    return before
 
 
 async def test_holes_are_asked_at_once_and_end_as_one_after_the_other() -> None:
@@ -220,15 +226,16 @@ async def test_the_fixed_point_is_that_of_one_after_the_other(data: st.DataObjec
     assert jointly == await one_after_the_other(snapshot, holes(snapshot), Scripted(write))
 
 
-async def test_a_place_below_is_seen_as_it_is_marked_and_a_selected_one_as_nothing() -> None:
+async def test_a_place_below_is_seen_as_nothing() -> None:
     snapshot = at("a = ???\nb = ???\n")
     engine = Scripted(lambda request: "1")
     await fill(snapshot, holes(snapshot), engine, ASK, untold)
     assert [(request.prefix, request.suffix) for request in engine.asked] == [
-        ("", "\nb = ???\n"),
-        ("a = ???\n", "\n"),
+        ("", "\nb = \n"),
+        ("a = \n", "\n"),
         ("a = 1\n", "\n"),
     ]
+    assert {request.avoid for request in engine.asked} == {("",)}
     snapshot, spans, keep = spans_of("«a = 1\n‹b = 2\n›c = 3»\n")
     engine = Scripted(lambda request: "d = 4")
     await fill(snapshot, selected(snapshot, spans, keep), engine, ASK, untold)
