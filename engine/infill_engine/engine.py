@@ -299,8 +299,9 @@ class Engine:
             if len(full) > len(current):
                 yield from cache.stream(following, full, head.tokens, left, lease)
                 cache.replace(key, following)
-            blocks = self._snippets(request) if self._config.snippets and self._open is None else ()
-            for tokens in filter(None, blocks):
+            # The next best may be the best for the next key.
+            most = 2 * self._config.snippets if self._open is None else 0
+            for tokens in filter(None, self._snippets(request)[:most]):
                 yield from cache.block(tokens, lease)
         if self._memory is not None:
             for side in self._around(request):

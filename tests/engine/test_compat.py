@@ -11,10 +11,21 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from infill_engine.compat import DOCUMENTS, MOST_LINES, MOST_TOKENS, Ask, OpenAIBody, Reply
+from infill_engine.compat import DOCUMENTS, MOST_LINES, MOST_TOKENS, Ask, LlamaBody, LlamaExtra, OpenAIBody, Reply
 from infill_engine.endpoints import MAX_BODY
 from infill_engine.gap import GapText
-from infill_engine.protocol import Candidate, End, Final, InfillRequest, Timing
+from infill_engine.protocol import (
+    MAX_SNIPPET,
+    MAX_SNIPPETS,
+    Candidate,
+    End,
+    Final,
+    InfillRequest,
+    Snippet,
+    Timing,
+    decode_request,
+    encode,
+)
 from scripted import ScriptedEngine, Steps
 from service import Call, Service, serving
 
@@ -199,6 +210,16 @@ async def test_llama_vims_request_to_warm_the_cache_generates_nothing() -> None:
         engine = service.scheduler.engine
         assert isinstance(engine, ScriptedEngine)
         await service.until(lambda: ("prime", "0") in engine.turns)
+
+
+def test_the_last_of_llamas_extras_are_the_snippets() -> None:
+    extras = [LlamaExtra(f"x = {number}\r\n", f"{number}.py") for number in range(MAX_SNIPPETS + 2)]
+    extras.append(LlamaExtra("y" * (MAX_SNIPPET + 1)))
+    request = LlamaBody(input_prefix="", input_suffix="", input_extra=extras).ask().request("d")
+    decode_request(encode(request))
+    assert request.snippets[:2] == (Snippet("y" * MAX_SNIPPET, ""), Snippet("x = 9\n", "9.py"))
+    assert len(request.snippets) == MAX_SNIPPETS
+    assert LlamaBody(input_prefix="", input_suffix="").ask().request("d").snippets == ()
 
 
 async def test_llama_vscode_finds_what_it_shows() -> None:

@@ -28,6 +28,7 @@ class Bytes:
     """A vocabulary of single bytes behind the special ids; a line's last word may go on."""
 
     tokens = [b""] * SPECIALS + [bytes([i]) for i in range(256)]
+    joins_newlines = False
 
     def encode(self, text: str) -> list[int]:
         return [b + SPECIALS for b in text.encode()]

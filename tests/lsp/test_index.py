@@ -461,6 +461,18 @@ def test_progress_is_told(make: Make, folder: Path) -> None:
     assert told[-1].state == "stopped"
 
 
+def test_a_status_says_what_a_person_should_know() -> None:
+    assert Status().message == ""
+    assert Status(error="it is off", unreadable=1).message == "it is off"
+    status = Status(
+        unreadable=1, refused={"huge": 2, "binary": 9}, complete=False, late="no more watches", forgotten=1_000
+    )
+    assert status.message == (
+        "only a part of it is indexed, it is too large; 1 folder may not be looked into; 2 files are too large; "
+        "1,000 files do not fit into the engine's memory; changes are noticed late (no more watches)"
+    )
+
+
 WRITER = """
 import sys
 from infill_lsp.index import Index
