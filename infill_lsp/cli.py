@@ -56,8 +56,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--log-level", choices=levels, default="warning", help="on stderr (default: %(default)s)")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     doctor = commands.add_parser("doctor", help="check the installation with a real completion")
-    doctor.add_argument("--model", default="embedded", help="as infill.model (default: %(default)s)")
-    doctor.add_argument("--python", default=sys.executable, help="as infill.engine.python (default: this one)")
+    doctor.add_argument("--model", help="as infill.model (default: what infill.toml says)")
+    doctor.add_argument("--python", help="as infill.engine.python (default: what infill.toml says)")
     settings = commands.add_parser("settings", help="show what is set for a folder, and where; but for the editor's")
     settings.add_argument("folder", type=Path, nargs="?", default=Path(), help="a workspace folder (default: this one)")
     context = commands.add_parser("context", help="show what a completion at a place is made from, and why")
@@ -149,11 +149,23 @@ def _announce(port: int) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from infill_lsp.doctor import examine
+    import msgspec
 
+    from infill_lsp.doctor import examine
+    from infill_lsp.sources import Sources
+
+    sources = Sources()
+    sources.take(sources.look([]))
+    settings = sources.general
+    if options.model is not None:
+        settings = msgspec.structs.replace(settings, model=options.model)
+    if options.python is not None:
+        settings = msgspec.structs.replace(
+            settings, engine=msgspec.structs.replace(settings.engine, python=options.python)
+        )
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # A terminal without check marks gets question marks.
-    return 0 if asyncio.run(examine(options.model, options.python)) else 1
+    return 0 if asyncio.run(examine(settings, sources.problems)) else 1
 
 
 def _settings(options: argparse.Namespace) -> int:

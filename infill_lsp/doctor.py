@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 
 from infill_engine import protocol
@@ -23,6 +23,8 @@ from infill_engine.protocol import ANSWERED, Candidate, Final, InfillRequest, St
 from infill_lsp import __version__
 from infill_lsp.client import EngineClient, EngineError, interpreter
 from infill_lsp.languages import LANGUAGES, grammar
+from infill_lsp.remote import engine_of
+from infill_lsp.settings import Settings
 
 #: The torch that the engine runs on: from the first version, up to the second and without it; and so for pip.
 TORCH = ((2, 11), (2, 14))
@@ -62,14 +64,19 @@ REQUEST = InfillRequest(
 )
 
 
-async def examine(model: str, python: str) -> bool:
-    """Prints what it finds with `infill.model` and `infill.engine.python` set so; True if all is well."""
+async def examine(settings: Settings, problems: Sequence[str] = ()) -> bool:
+    """Prints what it finds with these settings, of whose files `problems` are told; True if all is well."""
     report = _Report()
     _server(report)
-    startable = _packages(report, python)
-    reachable = _places(report, model)
+    for problem in problems:
+        report.failed(problem, "change it there: docs/settings.md has what there is to set")
+    if settings.engine.address:  # What it needs is there.
+        startable = reachable = True
+    else:
+        startable = _packages(report, settings.engine.interpreter)
+        reachable = _places(report, settings.model)
     if startable and reachable:
-        engine = EngineClient(model, python)
+        engine = engine_of(settings)
         if await _ready(report, engine):
             await _completion(report, engine)
         await engine.aclose()

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from difflib import unified_diff
 from pathlib import Path
 
+import msgspec
 from infill_engine.protocol import InfillRequest
 from lsprotocol import types
 
@@ -30,6 +31,7 @@ from infill_lsp.fill import FillError, fill, selected
 from infill_lsp.folders import workspace_name
 from infill_lsp.holes import holes
 from infill_lsp.index import Index
+from infill_lsp.remote import engine_of
 from infill_lsp.settings import Settings
 from infill_lsp.sources import Sources
 
@@ -91,7 +93,7 @@ def patched(path: Path, rows: tuple[int, int] | None, model: str | None, said: C
     if not sites:
         said(f"there is nothing to fill in {path}: no {'hole' if rows is None else 'text'}")
         return Patch(path, old, old)
-    engine = EngineClient(model or settings.model, settings.engine.interpreter)
+    engine = engine_of(settings if model is None else msgspec.structs.replace(settings, model=model))
     ask = _ask(document, root, settings)
     filled = asyncio.run(_filled(snapshot, sites, engine, ask, settings.parse_check, said))
     if not filled:

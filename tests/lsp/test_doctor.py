@@ -94,3 +94,24 @@ def test_a_terminal_without_check_marks_is_served(home: Path) -> None:
     code, output = doctor("--python", "/nowhere/python", "--model", "m", PYTHONIOENCODING="ascii")
     assert code == 1
     assert output.startswith("? infill-lsp ")
+
+
+def test_what_the_persons_file_says_is_examined(home: Path) -> None:
+    (home / "config").mkdir()
+    (home / "config" / "infill.toml").write_text('model = "m"\nengine.python = "/nowhere/python"\nmax_lines = 0\n')
+    code, output = doctor()
+    assert code == 1
+    assert "max_lines: got 0, takes a whole number from 1 to 256" in output
+    assert "no program /nowhere/python" in output
+
+
+def test_of_an_engine_elsewhere_only_that_it_answers_is_examined(home: Path) -> None:
+    (home / "config").mkdir()
+    (home / "token").write_text("0123456789abcdef")
+    (home / "config" / "infill.toml").write_text(
+        f'engine.address = "http://127.0.0.1:9"\nengine.token_file = "{home}/token"\n'
+    )
+    code, output = doctor()
+    assert code == 1
+    assert "no engine answers at http://127.0.0.1:9" in output
+    assert "torch" not in output
