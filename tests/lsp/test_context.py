@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-from editor import fake_model, ready
-from infill_engine import protocol
+from editor import Editor, fake_model, ready, until
+from infill_engine import process, protocol
 from infill_engine.protocol import InfillRequest, Snippet
+from infill_engine.top import Reading
 
 from infill_lsp import cli, context, priming
 from infill_lsp.client import EngineClient
@@ -106,6 +107,39 @@ def test_the_ids_are_those_of_the_engines_log(folder: Path, home: Path) -> None:
     assert "used; shape.py:1-2" in said
     assert protocol.content_id(SHAPE.rstrip("\n")) == told["snippet"]
     assert not any(word in line for word in ("area", "shape", "main"))
+
+
+@pytest.mark.process
+async def test_a_key_stroke_encodes_its_own_tokens_alone(editor: Editor, folder: Path, home: Path) -> None:
+    """Opened and at rest, what the next request needs is encoded; the metrics tell."""
+    model = await ready(fake_model(home, "typing", {"x = ": "area_of(3)"}))
+    await editor.start(options={"model": model, "deadline": {"invoked": 60_000}}, folders=[folder])
+    editor.uri = (folder / "main.py").as_uri()
+    text = "from shape import area_of\n\n" + "# a comment that is long enough to be a context of some tokens\n" * 5
+    editor.open(f"{text}x = \ny = area_of(2)\n")
+
+    encoded = lambda: read(model).total("infill_encoded_tokens_total")
+    await until(lambda: encoded() >= len(text))
+    assert (await editor.item(7, 4)).insert_text == "area_of(3)"
+    await until(lambda: encoded() >= len(text) + len(SHAPE))  # the snippet, too
+    before = read(model)
+    for at, key in enumerate("area"):
+        editor.edit((7, 4 + at), (7, 4 + at), key)
+        assert await editor.complete(7, 5 + at)
+    after = read(model)
+    tokens = {source: after.by(CONTEXT, "source")[source] - before.by(CONTEXT, "source")[source] for source in SOURCES}
+    assert tokens["encoded"] <= 4
+    assert tokens["reused"] > 4 * len(text)
+    assert after.by("infill_snippets_total", "state")["used"] >= 4
+
+
+CONTEXT, SOURCES = "infill_context_tokens_total", ("encoded", "reused")
+
+
+def read(model: str) -> Reading:
+    exposition = process.metrics(model)
+    assert exposition is not None
+    return Reading.parse(exposition)
 
 
 def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
