@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from infill_engine import adapter
 from infill_engine.config import EngineConfig
-from infill_engine.core import Denoiser, complete
+from infill_engine.core import Denoiser, Pass, complete
 from infill_engine.engine import Engine
 from infill_engine.memory import mix
 from infill_engine.protocol import InfillRequest, Snippet, cache_dir
@@ -220,7 +220,7 @@ def observe(engine: Engine, request: InfillRequest, truth: Sequence[int]) -> tup
         assert complete(engine._prepare(run)) is None
         rows = len(truth)
         canvas = replace(run.canvas, size=max(rows, run.canvas.size), proposal=tuple(truth[:-1]), masks=())
-        (hidden,), _ = cast(Denoiser, engine._denoiser).denoise([canvas], [run.contexts], [None])
+        (hidden,), _ = engine._forward([Pass(canvas, run.contexts)], cast(Denoiser, engine._denoiser).denoise)
         admitted = head.free.repeat(rows, 1)
         for row, ids in enumerate(engine._tokenizer.restricted(run.head.rest, truth[:-1])):
             admitted[row] &= ids
