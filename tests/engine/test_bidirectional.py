@@ -119,6 +119,32 @@ def test_a_text_that_is_stuck_is_cut():
     assert (text, final.reason) == ("value", "limit")
 
 
+class MiddleFirst(StepsPolicy):
+    """Pins the open slot in the middle."""
+
+    def step(self, canvas: OpenCanvas, rows: Rows, noise: SeededNoise) -> OpenCanvas:
+        row = len(rows) // 2
+        return canvas.seen(rows).pin({canvas.open[row]: (rows.token[row], rows.prob[row])})
+
+
+def test_no_pass_is_made_for_what_stands_behind_an_end():
+    """Of 16 slots the 9th and the 5th are said to be END: what is left is the text."""
+    model = engine(Gap("x = ", "abcd", ")"), lengths=(16,), policy=MiddleFirst("prob"))
+    text, final, _ = run(model, ask(head="x = ", tail=")"))
+    assert (text, final.timing.steps) == ("abcd", 2 + 4)
+
+
+def test_what_a_family_wants_behind_a_suffix_stands_behind_all_of_it_only():
+    model = engine(Gap("x = ", "ab", ")"), closing=(END_ID,))
+    canvases = []
+    inner = model._denoiser._rows
+    model._denoiser._rows = lambda canvas, contexts: (canvases.append(canvas), inner(canvas, contexts))[1]
+    run(model, ask(head="x = ", tail=")", suffix="\n"))
+    run(model, ask(head="x = ", tail=")", suffix="\n" + "long\n" * 20))
+    assert canvases[0].right == (*b")\n", END_ID)
+    assert canvases[-1].right == tuple(b")\n" + b"long\n" * 6)
+
+
 def test_another_text_begins_otherwise():
     model = engine(Gap("x = ", "abc", ")"), Gap("x = ", "abc", ")"))
     first, *_ = run(model, ask(head="x = ", tail=")"))
