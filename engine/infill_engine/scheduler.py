@@ -334,6 +334,7 @@ class Scheduler:
             self._wake.notify()
         if refusal is not None:
             self._emit_final(job, refusal)
+            self._prime_after(job)
         return job
 
     def prime(self, request: InfillRequest) -> None:
@@ -679,7 +680,12 @@ class Scheduler:
             self._jobs.remove(job)
             self._active = time.monotonic()
         self._emit_final(job, job.timed(final))
-        if job.ahead is not None and final.reason != "superseded":
+        if final.reason != "superseded":
+            self._prime_after(job)
+
+    def _prime_after(self, job: Job) -> None:
+        """Takes up again what a job of speculation took the place of."""
+        if job.ahead is not None:
             self.prime(job.ahead)
 
     def _emit_final(self, job: Job, final: Final) -> None:
