@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from infill_engine import core
+from infill_engine.core import ModelError
 from infill_engine.tokenizer import (
     MAX_HEALED_BYTES,
     REMEMBERED,
     BpeCodec,
     ByteCodec,
     Healed,
+    JsonCodec,
     LineTokenizer,
     Side,
+    TrailingTokenizer,
     _byte_of_char,
 )
+from small_tokenizer import description
 
 SPECIALS = 2
 
@@ -207,3 +214,81 @@ def test_what_begins_in_its_line_is_neither_a_newline_nor_the_end_of_its_indenta
     assert {b"((", b"re"} <= begins(b"")
     assert begins(b"\t") == {b"\t"}  # A tab is written by itself.
     assert begins(b"  ") == {b" "}
+
+
+# A checkpoint's own tokenizer.json.
+
+
+SOURCE = Path(core.__file__).read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def written() -> str:
+    return description(added={"<end>": 500, "<mask>": 501})
+
+
+def test_a_tokenizer_in_a_file_is_cut_behind_newlines_where_its_tokens_join_them(written):
+    """Line by line that gives the tokens of the whole; cut before newlines it would give others."""
+    from tokenizers import Tokenizer
+
+    whole = Tokenizer.from_str(written).encode(SOURCE).ids
+    codec = JsonCodec(written)
+    assert codec.joins_newlines
+    assert TrailingTokenizer(codec).encode(SOURCE) == whole != LineTokenizer(codec).encode(SOURCE)
+    assert TrailingTokenizer(codec).text(whole).decode() == SOURCE
+
+
+@given(st.text(max_size=60))
+def test_lines_with_their_newlines_are_the_text(text):
+    text = text.replace("\r", "")
+    parts = TrailingTokenizer.segments(text)
+    assert "".join(parts) == text
+    assert all("\n" not in part.rstrip("\n") for part in parts)
+    assert list(TrailingTokenizer.cut(text)) == parts
+
+
+@pytest.mark.parametrize(
+    ("segment", "rest"),
+    [
+        ("def f():\n", "():\n"),
+        ("    retur", " retur"),
+        ("x = ", " "),
+        ("f(12", ""),
+        ("f(x)", ")"),
+        ("if x:\n    ", "    "),
+    ],
+)
+def test_a_tokenizer_in_a_file_heals_where_more_text_may_change_its_tokens(written, segment, rest):
+    codec = JsonCodec(written)
+    healed = TrailingTokenizer(codec).heal(segment)
+    assert healed.rest.decode() == rest
+    for more in ("x", "\n", " y", ")", "3"):
+        assert codec.encode(segment + more)[: len(healed.tokens)] == healed.tokens
+
+
+def test_names_of_added_tokens_are_plain_text_and_no_text_is_normalised(written):
+    codec = JsonCodec(written, vocab=512)
+    assert codec.added == {"<end>": 500, "<mask>": 501}
+    assert len(codec.tokens) == 512
+    assert codec.tokens[500] == codec.tokens[511] == b""
+    for text in ("a <mask> b", "e\u0301", "\u00e9"):
+        ids = codec.encode(text)
+        assert not {500, 501} & set(ids)
+        assert b"".join(codec.tokens[i] for i in ids).decode() == text
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "is missing: download the whole model"),
+        ("{", "cannot be read"),
+        ('{"model": {"type": "Unigram", "vocab": []}}', "no byte-level BPE"),
+        ('{"model": {"type": "BPE", "vocab": {}}, "pre_tokenizer": null}', "no byte-level BPE"),
+    ],
+)
+def test_what_is_wrong_with_a_tokenizers_file_is_said_in_a_line(tmp_path, text, told):
+    if text is not None:
+        (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(ModelError, match=told) as error:
+        JsonCodec.read(tmp_path)
+    assert "\n" not in str(error.value)
