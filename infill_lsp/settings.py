@@ -255,7 +255,8 @@ class Field:
         if self.restriction == "never":
             return ours
         if self.restriction == "add":
-            return tuple(dict.fromkeys((*theirs, *ours)))  # Of patterns the last holds: ours cannot be taken back.
+            # Of patterns the last that matches holds: ours cannot be taken back.
+            return (*(each for each in theirs if each not in ours), *ours)
         choose = min if self.restriction == "lower" else max
         if isinstance(ours, Mapping):
             return {

@@ -11,12 +11,16 @@ import stat
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from infill_lsp.core import Silence, Trigger
 from infill_lsp.settings import DEFAULT, Effective, Layer, Settings, read, settle
+
+if TYPE_CHECKING:
+    from infill_lsp.ignore import Patterns
 
 #: The person's file, and those of a workspace with the table in them that is ours.
 USER_FILE = "infill.toml"
@@ -101,10 +105,8 @@ class Sources:
         if (silence := settings.silence(language, trigger)) is not None:
             return silence
         if settings.exclude:
-            from infill_lsp.ignore import Patterns
-
             path = _path(document)
-            if Patterns(settings.exclude).match(path[len(_path(folder)) :].lstrip("/")):
+            if _patterns(settings.exclude).match(path[len(_path(folder)) :].lstrip("/")):
                 return Silence("the document is excluded (infill.exclude)")
         return None
 
@@ -189,6 +191,13 @@ class _File:
         for name in self._table:
             section = section.get(name) if isinstance(section, dict) else None
         return NOTHING if section is None else read(section, self._source)
+
+
+@cache
+def _patterns(exclude: tuple[str, ...]) -> Patterns:
+    from infill_lsp.ignore import Patterns
+
+    return Patterns(exclude)
 
 
 def _text(path: Path) -> str:

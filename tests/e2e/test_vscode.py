@@ -55,8 +55,9 @@ def open_window(code_server: Path, vsix: Path, tmp_path: Path, server_command: s
         # A browser's VS Code saves by itself, and a clean tab would not tell that the journey's save came through.
         quiet = {"workbench.secondarySideBar.defaultVisibility": "hidden", "files.autoSave": "off"}
         write_settings(profile / "User", quiet | settings)
-        # Which program is started is for the machine that starts it: user settings must not reach there.
-        write_settings(profile / "Machine", {"infill.server.path": server_command})
+        # Which program and which model runs is for the machine that runs it: user settings must not reach there.
+        machine = {name: value for name, value in settings.items() if name == "infill.model"}
+        write_settings(profile / "Machine", {"infill.server.path": server_command, **machine})
         port = free_port()
         arguments = [
             f"--bind-addr=127.0.0.1:{port}",

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import inspect
 
 from infill_lsp.core import Trigger
 from infill_lsp.reference import MANIFEST, ROOT, manifest, written
-from infill_lsp.settings import Deadline, Priming, Settings, fields, parse, read, settle
+from infill_lsp.settings import Deadline, Field, Priming, Settings, fields, parse, read, settle
 
 
 @pytest.mark.parametrize("options", [None, {}])
@@ -148,6 +150,40 @@ def test_a_workspace_cannot_widen(person: object, workspace: object, says: str) 
     assert effective.settings == parse(person)[0]
     assert effective.problems == (f"{WORKSPACE}: {says}",)
     assert WORKSPACE not in effective.sources.values()
+
+
+def values_of(field: Field) -> st.SearchStrategy[Any]:
+    """Values that a setting takes."""
+    if field.options:
+        return st.sampled_from(field.options)
+    match field.kind:
+        case inspect.BoolType():
+            return st.booleans()
+        case inspect.IntType(ge=int(least), le=int(most)):
+            return st.integers(least, most)
+        case inspect.VarTupleType():
+            return st.lists(st.sampled_from(["a", "b/", "!a"]), max_size=3)
+        case inspect.DictType():
+            return LANGUAGES
+    return st.just(field.default)
+
+
+@given(st.data())
+def test_whatever_a_workspace_says_it_never_widens(data: st.DataObject) -> None:
+    field = data.draw(st.sampled_from(list(fields().values())))
+    ours, theirs = data.draw(values_of(field)), data.draw(values_of(field))
+    holds = field.restricted(ours, theirs)
+    rank = field.options.index if field.options else lambda value: value
+    match field.restriction:
+        case "never":
+            assert holds == ours
+        case "add":
+            assert set(holds) == {*ours, *theirs}
+            assert holds[len(holds) - len(ours) :] == tuple(ours)  # Of patterns the last that matches holds.
+        case "lower" if not isinstance(ours, dict):
+            assert rank(holds) == min(rank(ours), rank(theirs))
+        case "raise":
+            assert rank(holds) == max(rank(ours), rank(theirs))
 
 
 LANGUAGES = st.dictionaries(st.sampled_from(["*", "c", "go", "python"]), st.booleans())
