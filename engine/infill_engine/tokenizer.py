@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -340,19 +340,31 @@ class JsonCodec:
         for piece, i in pieces.items():
             if i not in added:
                 self.tokens[i] = bytes(byte_of[c] for c in piece)
+        #: The ids of special tokens by the names that a config.json has for them, where the folder says so.
+        self.roles: dict[str, int] = {}
         self._lone_digits = len(self._split.pre_tokenize_str("11")) == 2
         self.joins_newlines = len(self._split.pre_tokenize_str(");\n")) == 1
 
     @classmethod
-    def read(cls, path: Path, vocab: int = 0) -> JsonCodec:
-        """That of a file, or of a folder's tokenizer.json. Raises `ModelError` with one line that says what to do."""
-        path = path / "tokenizer.json" if path.is_dir() else path
+    def read(cls, folder: Path, vocab: int = 0) -> JsonCodec:
+        """That of a model's folder: tokenizer.json, or vocab.json and merges.txt, which are cut as Qwen2's are, with
+        what tokenizer_config.json says. Raises `ModelError` with one line that says what to do."""
         try:
-            return cls(path.read_text(encoding="utf-8"), vocab)
-        except FileNotFoundError:
-            raise ModelError(f"{path} is missing: download the whole model") from None
+            settings = _object(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
+            parts = not (folder / "tokenizer.json").exists() and (folder / "vocab.json").exists()
+            text = _described(folder, settings) if parts else (folder / "tokenizer.json").read_text(encoding="utf-8")
+            codec = cls(text, vocab)
+        except FileNotFoundError as error:
+            raise ModelError(f"{error.filename} is missing: download the whole model") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{path} cannot be read ({' '.join(str(error).split())}): download it again") from None
+            line = " ".join(str(error).split())
+            raise ModelError(f"the tokenizer in {folder} cannot be read ({line}): download it again") from None
+        for role in ("bos_token", "eos_token", "pad_token", "mask_token"):
+            name = settings.get(role)
+            name = name.get("content") if isinstance(name, dict) else name
+            if name in codec.added:
+                codec.roles[f"{role}_id"] = codec.added[name]
+        return codec
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -363,6 +375,39 @@ class JsonCodec:
         if not pieces or (self._lone_digits and text[-1].isnumeric()):
             return ""
         return text[pieces[-1][1][0] :]
+
+
+#: How Qwen2's tokenizer cuts text into pieces, as its tokenizer.json has it.
+_QWEN2_PIECES = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def _described(folder: Path, settings: Mapping[str, Any]) -> str:
+    """The tokenizer.json that vocab.json, merges.txt and the settings' added tokens amount to."""
+    lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
+    merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+    cut = [
+        {"type": "Split", "pattern": {"Regex": _QWEN2_PIECES}, "behavior": "Isolated", "invert": False},
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
+    ]
+    added = [{"id": int(i), "content": one["content"]} for i, one in settings.get("added_tokens_decoder", {}).items()]
+    return json.dumps(
+        {
+            "version": "1.0",
+            "added_tokens": added,
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": cut},
+            "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
+            "model": {"type": "BPE", "vocab": _object(folder / "vocab.json"), "merges": merges},
+        }
+    )
+
+
+def _object(path: Path) -> dict[str, Any]:
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise ValueError(f"{path.name} holds no object")
+    return found
 
 
 def _byte_of_char() -> dict[str, int]:

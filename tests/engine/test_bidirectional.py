@@ -445,7 +445,7 @@ def test_a_checkpoint_in_a_folder_answers_through_the_scheduler(tmp_path, expand
     checkpoint = opened(tmp_path)
     codec = JsonCodec.read(tmp_path, vocab=320)
     weights = Loaded(checkpoint, "cpu", torch.float32, "stored")
-    model = Qwen2Denoiser({**checkpoint.config, "expand_token_id": expand}, weights, codec.tokens)
+    model = Qwen2Denoiser({**checkpoint.config, **codec.roles, "expand_token_id": expand}, weights, codec.tokens)
     served = Engine("tiny", model, codec, replace(CONFIG, prefix_tokens=4096))
     served.warm_up()
     fields = {"prefix": "import os\n" * 40, "head": "x = os.", "max_lines": 4}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -264,6 +265,21 @@ def test_a_tokenizer_in_a_file_heals_where_more_text_may_change_its_tokens(writt
     assert healed.rest.decode() == rest
     for more in ("x", "\n", " y", ")", "3"):
         assert codec.encode(segment + more)[: len(healed.tokens)] == healed.tokens
+
+
+def test_a_tokenizer_in_parts_is_the_whole_one(written, tmp_path):
+    """vocab.json and merges.txt, with added tokens and who is who in tokenizer_config.json."""
+    whole = json.loads(written)
+    (tmp_path / "vocab.json").write_text(json.dumps(whole["model"]["vocab"]))
+    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *map(" ".join, whole["model"]["merges"])]))
+    names = {"500": {"content": "<end>"}, "501": {"content": "<mask>"}}
+    settings = {"added_tokens_decoder": names, "eos_token": "<end>", "mask_token": {"content": "<mask>"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"bos_token": None, "pad_token": "<none>"}))
+    parts, expected = JsonCodec.read(tmp_path), JsonCodec(written)
+    assert parts.tokens == expected.tokens
+    assert parts.encode(SOURCE) == expected.encode(SOURCE)
+    assert parts.last_piece("f():\n") == expected.last_piece("f():\n")
+    assert parts.roles == {"eos_token_id": 500, "mask_token_id": 501}
 
 
 def test_names_of_added_tokens_are_plain_text_and_no_text_is_normalised(written):

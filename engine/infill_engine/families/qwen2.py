@@ -70,8 +70,9 @@ class Qwen2Denoiser(MaskedDenoiser):
         caching: Caching = EXACT,
         device: str = "cpu",
     ) -> None:
-        """config: what config.json says, perhaps with ids that only the tokenizer's files say; weights: by their
-        published names; text: the bytes of each id, empty for those that never stand in text.
+        """config: what config.json says, with the ids that the tokenizer's files say (`JsonCodec.roles`) in the place
+        of its own; weights: by their published names; text: the bytes of each id, empty for those that never stand in
+        text.
 
         Raises `ModelError` for a config or weights that are not of this family.
         """
