@@ -2,8 +2,9 @@
 
 The same gaps of held-out packages, with the text before the gap alone, with the suffix as a block, and with the memory,
 snippets of other files, or both beside it; for the base as it is and for an adapter. Of the true middle: loss and
-accuracy with the truth to the left of each token. Of what the engine writes: exact match. Of each package up to 400,000
-characters are indexed and remembered. Times are wall time of this process. Prints Markdown.
+accuracy with the truth to the left of each token. Of what the engine writes: exact match, of all gaps and of those in
+which something is shown. Of each package up to 400,000 characters are indexed and remembered. Times are wall time of
+this process. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ class Seen:
     #: Of all tokens together.
     nats: float
     right: int
+    #: Whether anything was shown, and whether it made the document that was.
+    shown: bool
     exact: bool
     #: Snippets that the canvas saw, and milliseconds of a look-up in the memory.
     snippets: int
@@ -189,7 +192,7 @@ class Bench:
         candidate, _ = answer(engine, request)
         shown, rest, _ = _shown(case, tidied(case.snapshot, candidate))
         exact = same(shown, rest, case.truth, case.gap.tail)
-        return Seen(case.snapshot.language, len(truth), nats, right, exact, seen, ms)
+        return Seen(case.snapshot.language, len(truth), nats, right, bool(shown), exact, seen, ms)
 
     def _engine(self, memory: bool) -> Engine:
         if memory not in self.engines:
@@ -269,6 +272,11 @@ def exact(seen: Sequence[Seen]) -> Figure:
     return ratio([one.exact for one in seen])
 
 
+def precision(seen: Sequence[Seen]) -> Figure:
+    """How much of what is shown is exact."""
+    return ratio([one.exact and one.shown for one in seen], [one.shown for one in seen])
+
+
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -283,6 +291,7 @@ def page(results: Results, packages: Packages, gaps: Sequence[Case]) -> str:
             loss(seen).number(),
             accuracy(seen).percent(),
             exact(seen).percent(),
+            precision(seen).percent(),
             f"{with_snippet(seen):.0%}",
         ]
         for (model, variant), seen in results.items()
@@ -317,7 +326,10 @@ def page(results: Results, packages: Packages, gaps: Sequence[Case]) -> str:
     return "\n\n".join(
         [
             f"{len(gaps)} gaps of {len({case.package for case in gaps})} held-out packages; 95% intervals in brackets.",
-            table(["model", "context", "nats a token", "accuracy", "exact", "with a snippet"], rows),
+            table(
+                ["model", "context", "nats a token", "accuracy", "exact", "exact of what is shown", "with a snippet"],
+                rows,
+            ),
             table(
                 ["model", "language", "gaps", "nats, suffix", "nats, all", "exact, suffix", "exact, all"], by_language
             ),

@@ -14,7 +14,7 @@ from infill_engine.memory import Memory
 from infill_engine.protocol import Candidate, InfillRequest
 from infill_engine.tokenizer import ByteCodec
 
-from bench.context import Seen, accuracy, exact, loss, observe, table, with_snippet
+from bench.context import Seen, accuracy, exact, loss, observe, precision, table, with_snippet
 
 
 def build(table: dict[str, str], memory: bool) -> Engine:
@@ -56,12 +56,13 @@ def test_a_middle_that_the_model_would_not_write_is_unlikely() -> None:
 
 def test_figures_are_over_tokens_and_over_gaps() -> None:
     seen = [
-        Seen("go", tokens=10, nats=10.0, right=9, exact=True, snippets=1, look_up_ms=0.0),
-        Seen("go", tokens=30, nats=50.0, right=11, exact=False, snippets=0, look_up_ms=0.0),
+        Seen("go", tokens=10, nats=10.0, right=9, shown=True, exact=True, snippets=1, look_up_ms=0.0),
+        Seen("go", tokens=30, nats=50.0, right=11, shown=False, exact=False, snippets=0, look_up_ms=0.0),
     ]
     assert loss(seen).value == pytest.approx(1.5)
     assert accuracy(seen).value == pytest.approx(0.5)
     assert exact(seen).value == pytest.approx(0.5)
+    assert precision(seen).value == pytest.approx(1.0)
     assert with_snippet(seen) == 0.5
 
 
