@@ -7,7 +7,6 @@ nor what a setting does.
 
 from __future__ import annotations
 
-import difflib
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -378,6 +377,8 @@ def _read(
     for name, value in options.items():
         place = f"{where}{joint}{name}"
         if name not in tree:
+            import difflib
+
             near = difflib.get_close_matches(str(name), tree, n=1)
             hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(tree)}"
             problems.append(f"{_short(place)}: no such setting; {hint}")
