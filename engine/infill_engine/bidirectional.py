@@ -81,15 +81,17 @@ class OpenFilling:
         window: Callable[[Run], tuple[tuple[int, ...], ...]],
         split: Split,
         after: Callable[[InfillRequest], list[int]],
+        snippets: Callable[[InfillRequest], list[list[int]]],
     ) -> None:
-        """window: the lines that the prefix stream should hold; split, after: what
-        stands before and after the gap, tokenised."""
+        """window: the lines that the prefix stream should hold; split, after: what stands before and after the gap,
+        tokenised; snippets: of each that comes with a request the tokens if they are to be seen, else none."""
         facts = denoiser.facts.open
         assert facts is not None, "a family that sees both sides says how"
         self._denoiser, self._cache, self._tokenizer, self._config = denoiser, cache, tokenizer, config
         self._facts, self._mask_id = facts, denoiser.facts.mask_id
         self._policy = policy
-        self._window, self._split, self._after = window, split, after
+        self._window, self._split, self._after, self._snippets = window, split, after, snippets
+        self._blank_line = tokenizer.encode("\n\n")
         self._head = lru_cache(8)(self._without)
         self.stages = Filling(self.begin, self.prepare, self.next_pass, self.step, self.close)
 
@@ -119,6 +121,13 @@ class OpenFilling:
             return "deadline"
         prefix, on_canvas = encoded
         run.contexts = Contexts(prefix)
+        chosen = self._snippets(run.request) if facts.blocks else []
+        for tokens in filter(None, reversed(chosen)):  # the best one next to the prefix
+            block = yield from in_time(run, self._cache.block([*tokens, *self._blank_line], run.lease))
+            if block is None:
+                return "deadline"
+            run.contexts = Contexts(prefix, (*run.contexts.blocks, block))
+        run.snippets = len(run.contexts.blocks)
         right = run.after[: self._config.suffix_tokens]
         if len(right) == len(run.after):
             right = [*right, *facts.closing]

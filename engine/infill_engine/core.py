@@ -270,6 +270,8 @@ class OpenFacts:
     heals: bool = True
     #: Stands behind the suffix where that is all there is.
     closing: tuple[int, ...] = ()
+    #: Whether it reads blocks, pieces of other files, which it sees in front of the prefix.
+    blocks: bool = False
     #: Whether the family is `SelfConditioned`.
     soft: bool = False
 

@@ -157,8 +157,10 @@ class Engine:
         kind = TrailingTokenizer if codec.joins_newlines else LineTokenizer
         self._tokenizer = kind(codec, heals=facts is None or facts.heals)
         if facts is not None and facts.positions is not None:
-            canvas = max(facts.most, *facts.lengths) + config.suffix_tokens
-            config = replace(config, prefix_tokens=max(1, min(config.prefix_tokens, facts.positions - canvas - 8)))
+            # What the family adds, and a blank line behind each snippet, take a few more.
+            others = max(facts.most, *facts.lengths) + config.suffix_tokens + facts.blocks * config.snippets * 2
+            room = facts.positions - others - facts.blocks * config.snippets * config.snippet_tokens - 8
+            config = replace(config, prefix_tokens=max(1, min(config.prefix_tokens, room)))
         self._config = config
         self._cache = ContextCache(denoiser, config.chunk_tokens, config.cache_mb << 20)
         self._texts = LastTexts()
@@ -371,6 +373,7 @@ class Engine:
             window=self._window,
             split=self._split,
             after=self._after,
+            snippets=self._chosen,
         )
 
     def _window(self, run: Run, after: Sequence[int] = ()) -> tuple[tuple[int, ...], ...]:

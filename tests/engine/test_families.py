@@ -180,6 +180,18 @@ def test_a_ragged_batch_is_what_each_canvas_is_alone(checkpoint):
 
 
 @torch.inference_mode()
+def test_pieces_of_other_files_stand_in_front_of_the_prefix_and_behind_what_opens_it(dream):
+    ours = dream.ours(config={"expand_token_id": EXPAND})
+    (bos,) = ours.facts.opening
+    canvas, contexts = laid_out(ours, SLOTS, [bos, *PREFIX])
+    blocks = tuple(complete(ours.encode([bos, *tokens], None)) for tokens in ([9, 8, 7], [6, 5]))
+    (hidden,), _ = ours.denoise([canvas], [Contexts(contexts.prefix, blocks)], [None])
+    before = [bos, 9, 8, 7, 6, 5, *PREFIX]
+    wanted, _ = dream.theirs([*before, *SLOTS, *RIGHT])
+    torch.testing.assert_close(hidden, wanted[[len(before) + i for i in canvas.open]], atol=1e-4, rtol=1e-4)
+
+
+@torch.inference_mode()
 def test_without_a_token_before_it_the_first_slot_is_predicted_all_the_same(checkpoint):
     ours = checkpoint.ours()
     canvas, contexts = laid_out(ours, [MASK, MASK], [])
@@ -472,6 +484,19 @@ def test_the_next_request_begins_with_what_the_last_one_had_of_its_prefix(checkp
     off = float((begun[0] - exact[0]).norm() / exact[0].norm())
     assert (1e-3 if typed else 0) < off < (0.35 if typed else 1e-5)
     torch.testing.assert_close(begun[1], exact[1], atol=2e-5, rtol=1e-4)
+
+
+def test_a_prefix_behind_another_piece_is_not_taken_for_what_it_was(checkpoint):
+    ours = checkpoint.ours(caching=Caching(across=True))
+    canvas, contexts = laid_out(ours, [MASK] * 4)
+    pieces = [Contexts(contexts.prefix, (complete(ours.encode(tokens, None)),)) for tokens in ([1, 2], [3, 4])]
+    rows(ours, [canvas], pieces[0])
+    for some in (pieces[0], pieces[1]):
+        (found,) = rows(ours, [canvas], some)
+        (exact,) = rows(checkpoint.ours(), [canvas], some)
+        torch.testing.assert_close(found, exact, atol=2e-5, rtol=1e-4)
+    contexts.prefix.truncate(3)
+    assert contexts.prefix.kv.length == 3 + 2
 
 
 def test_a_prefix_that_changed_is_not_taken_for_what_it_was(checkpoint):

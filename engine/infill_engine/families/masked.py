@@ -110,11 +110,13 @@ class _KV(NamedTuple):
 
 
 class _Prefix:
-    """`ContextKV`: the tokens, and the keys and values that the first of them had in the last pass over all."""
+    """`ContextKV`: the tokens, and the keys and values that the first of them had in the last pass over all, with those
+    of the pieces of other files that stood there."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.kv: _KV | None = None
+        self.pieces: list[int] = []
 
     @property
     def length(self) -> int:
@@ -126,8 +128,9 @@ class _Prefix:
 
     def truncate(self, length: int) -> None:
         del self.tokens[length:]
-        if self.kv is not None and self.kv.length > length:
-            self.kv = self.kv.part(0, length) if length else None
+        held = length + len(self.pieces)
+        if self.kv is not None and self.kv.length > held:
+            self.kv = self.kv.part(0, held) if length else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +157,8 @@ class _Share:
     known: tuple[_KV, ...]
     #: The places whose rows predict the open slots.
     rows: list[int]
+    #: The tokens of other files in front of the prefix.
+    pieces: list[int]
     #: Where the canvas begins, where the first of its tokens stands that predicts a slot, where the last slot ends, and
     #: where the sequence ends.
     prefix: int
@@ -253,8 +258,10 @@ class MaskedDenoiser:
 
     def _share(self, canvas: OpenCanvas, contexts: Contexts, state: _State | None) -> _Share:
         """What of one canvas's sequence has to be computed in this pass."""
-        prefix = cast(_Prefix, contexts.prefix)
+        prefix, opening = cast(_Prefix, contexts.prefix), self.facts.opening
+        pieces = [token for block in contexts.blocks for token in cast(_Prefix, block).tokens[len(opening) :]]
         before = prefix.tokens[: canvas.origin]
+        before[len(opening) : len(opening)] = pieces
         sequence = [*before, *canvas.tokens]
         if len(sequence) > self._shape.positions:
             raise ValueError(f"{len(sequence)} tokens are more than the model's {self._shape.positions}")
@@ -268,11 +275,11 @@ class MaskedDenoiser:
             cached = cached and state.length == length
         if state is not None and cached:
             first, end, known = state.first, state.end if self._caching.dual else length, state.kv
-        elif state is None and self._caching.across and prefix.kv is not None:
+        elif state is None and prefix.kv is not None and prefix.pieces == pieces:
             first = min(prefix.kv.length, begin)
             known = (prefix.kv.part(0, first),)
         rows = [max(slot + i - self._shifted, 0) for i in canvas.open]
-        return _Share(sequence[first:end], first, known, rows, len(before), begin, behind, length, cached)
+        return _Share(sequence[first:end], first, known, rows, pieces, len(before), begin, behind, length, cached)
 
     def _kept(self, share: _Share, fresh: _KV | None, prefix: _Prefix, state: _State | None) -> _State | None:
         """What the next passes may use of this one's keys and values."""
@@ -282,7 +289,7 @@ class MaskedDenoiser:
             return replace(state, age=state.age + 1)
         whole = _KV.of(*share.known, fresh)
         if self._caching.across:
-            prefix.kv = whole.part(0, share.prefix)
+            prefix.kv, prefix.pieces = whole.part(0, share.prefix), share.pieces
         if not self._caching.dual:
             return _State((whole.part(0, share.begin),), share.begin, share.length, share.length, age=1)
         both = whole.part(0, share.begin), whole.part(share.behind, share.length)

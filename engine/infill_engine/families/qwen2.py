@@ -89,6 +89,7 @@ class Qwen2Denoiser(MaskedDenoiser):
                 most=ELASTIC_MOST,
                 positions=sizes.positions,
                 closing=(end_id,),  # it was trained on whole documents, between these
+                blocks=True,
             )
         else:
             ends = frozenset((end_id, *others, *special(config, "pad_token_id", needed=False)))
@@ -99,6 +100,7 @@ class Qwen2Denoiser(MaskedDenoiser):
                 ends=ends,
                 bias=PUBLISHED_BIAS,
                 positions=sizes.positions,
+                blocks=True,
             )
         tied = bool(config.get("tie_word_embeddings")) and not weights.has("lm_head.weight")
         super().__init__(
