@@ -113,7 +113,7 @@ def test_a_line_that_the_suffix_says_again_ends_the_gap():
 
 
 def test_a_text_that_is_stuck_is_cut():
-    """What a checkpoint wrote when a pass pinned too much at once."""
+    """As it comes about where passes pin too much at once."""
     model = engine(Gap("x = ", "value\n" + "return result\n" * 6, "\nend"))
     text, final, _ = run(model, ask(head="x = ", suffix="\nend", max_lines=20, max_tokens=200))
     assert (text, final.reason) == ("value", "limit")
@@ -351,14 +351,24 @@ def test_the_entropy_bound_pins_as_long_as_what_is_lost_is_bounded():
     assert pinned(EntropyPolicy(0.01).step(masked(4), rows, NOISE)) == {3: 8}
 
 
+#: The first pass of LLaDA's decoder with the random weights of `test_families`: each slot says the same, as parallel
+#: decoding's stutter begins. With a threshold of 0.04 the published sampler fills the canvas with it.
+STUTTER = [0.0494, 0.0501, 0.057, 0.0605, 0.0626, 0.0616, 0.0551, 0.0543, 0.0601, 0.064, 0.0674, 0.0679]
+
+
 def test_neighbours_that_say_the_same_in_one_pass_are_not_both_pinned():
-    """The rows of a pass at which a checkpoint began to stutter: `return return`, each of them sure."""
-    word, other = 700, 12
-    rows = read([word, word, other, word, word], [0.93, 0.97, 0.95, 0.94, 0.91])
-    after = ThresholdPolicy(0.9).step(masked(5), rows, NOISE)
-    assert pinned(after) == {1: word, 2: other, 3: word}
-    assert pinned(ThresholdPolicy(0.9).step(after, read([3, word], [0.99, 0.95]), NOISE))[0] == 3
-    assert pinned(EntropyPolicy(9.0).step(masked(2), read([word, word], [0.9, 0.8], [0.1, 0.2]), NOISE)) == {0: word}
+    canvas, rows = masked(12), read([70] * 12, STUTTER, [5.2] * 12)
+    assert len(pinned(ThresholdPolicy(0.04, apart=False).step(canvas, rows, NOISE))) == 12
+    assert sorted(pinned(ThresholdPolicy(0.04).step(canvas, rows, NOISE))) == [0, 2, 4, 6, 9, 11]
+    assert sorted(pinned(ThresholdPolicy(0.06).step(canvas, rows, NOISE))) == [4, 9, 11]
+    by_entropy = pinned(EntropyPolicy(99.0).step(canvas, rows, NOISE))
+    assert not any(slot + 1 in by_entropy for slot in by_entropy)
+
+
+def test_what_waited_for_its_neighbour_is_asked_again():
+    after = ThresholdPolicy(0.9).step(masked(3), read([7, 7, 8], [0.93, 0.97, 0.95]), NOISE)
+    assert pinned(after) == {1: 7, 2: 8}
+    assert pinned(ThresholdPolicy(0.9).step(after, read([7], [0.99]), NOISE)) == {0: 7, 1: 7, 2: 8}
 
 
 @pytest.mark.parametrize(("steps", "spread"), [(None, "even"), (3, "even"), (20, "even"), (4, "time"), (32, "time")])
