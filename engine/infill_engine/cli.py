@@ -72,6 +72,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="of those, compute the context's keys and values in every Nth pass; more than 1 is not exact",
     )
+    serve.add_argument("--dual-cache", action="store_true", help="between those passes keep those of the suffix, too")
+    serve.add_argument("--reuse-context", action="store_true", help="begin with the last request's; not exact")
     serve.add_argument(
         "--idle-exit",
         type=float,
@@ -144,6 +146,8 @@ def _serve(options: argparse.Namespace) -> int:
         threads=options.threads,
         decoding=options.decoding,
         refresh_passes=options.refresh_passes,
+        dual_cache=options.dual_cache,
+        reuse_context=options.reuse_context,
         idle_release_s=options.idle_release,
         idle_exit_s=idle_exit_s if options.idle_exit is None else options.idle_exit,
         http=options.http,

@@ -247,7 +247,10 @@ class MaskedDenoiser:
         self, canvases: Sequence[OpenCanvas], contexts: Sequence[Contexts], states: Sequence[Any]
     ) -> tuple[list[Tensor], list[Any]]:
         shares = [self._share(*one) for one in zip(canvases, contexts, states, strict=True)]
-        x, fresh = self._run(shares)
+        try:
+            x, fresh = self._run(shares)
+        except torch.OutOfMemoryError:
+            raise MemoryError("the device has no room for a pass of so many tokens") from None
         after = [
             self._kept(share, kv, cast(_Prefix, context.prefix), state)
             for share, kv, context, state in zip(shares, fresh, contexts, states, strict=True)
