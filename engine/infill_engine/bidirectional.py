@@ -91,7 +91,6 @@ class OpenFilling:
         self._facts, self._mask_id = facts, denoiser.facts.mask_id
         self._policy = policy
         self._window, self._split, self._after, self._snippets = window, split, after, snippets
-        self._blank_line = tokenizer.encode("\n\n")
         self._head = lru_cache(8)(self._without)
         self.stages = Filling(self.begin, self.prepare, self.next_pass, self.step, self.close)
 
@@ -121,14 +120,13 @@ class OpenFilling:
             return "deadline"
         prefix, on_canvas = encoded
         run.contexts = Contexts(prefix)
-        chosen = self._snippets(run.request) if facts.blocks else []
-        for tokens in filter(None, reversed(chosen)):  # the best one next to the prefix
-            block = yield from in_time(run, self._cache.block([*tokens, *self._blank_line], run.lease))
+        for tokens in filter(None, reversed(self._snippets(run.request))):  # the best one next to the prefix
+            block = yield from in_time(run, self._cache.block(tokens, run.lease))
             if block is None:
                 return "deadline"
             run.contexts = Contexts(prefix, (*run.contexts.blocks, block))
         run.snippets = len(run.contexts.blocks)
-        right = run.after[: self._config.suffix_tokens]
+        run.suffix = right = run.after[: self._config.suffix_tokens]
         if len(right) == len(run.after):
             right = [*right, *facts.closing]
         if facts.length == "calibrated":

@@ -208,6 +208,8 @@ class Engine:
             run = filling.begin(request, started, lease)
             try:
                 reason = yield from filling.prepare(run)
+                if reason is None:
+                    self._note(run)
                 while reason is None:
                     outcome = yield filling.next_pass(run)
                     reason, events = ("deadline", []) if outcome is None else filling.step(run, outcome)
@@ -301,10 +303,8 @@ class Engine:
             if len(full) > len(current):
                 yield from cache.stream(following, full, head.tokens, left, lease)
                 cache.replace(key, following)
-            # The next best may be the best for the next key.
-            most = 2 * self._config.snippets if self._open is None else 0
-            for tokens in filter(None, self._snippets(request)[:most]):
-                yield from cache.block(tokens, lease)
+            for tokens in filter(None, self._snippets(request)[: 2 * self._config.snippets]):
+                yield from cache.block(tokens, lease)  # the next best may be the best for the next key
         if self._memory is not None:
             for side in self._around(request):
                 while not side.encode(FRESH_CHARS):
@@ -326,6 +326,16 @@ class Engine:
         pieces = self._pieces(request, window, head, after, self._chosen(request))
         return Explanation(content_id(request.document), tuple(pieces), tuple(self._recalled(request, lines, head)))
 
+    def _note(self, run: Run) -> None:
+        """Counts the snippets that are missed, and names in the log what a request is filled from."""
+        request = run.request
+        run.late_snippets = min(sum(map(bool, self._snippets(request))), self._config.snippets) - run.snippets
+        if not log.isEnabledFor(logging.INFO):
+            return
+        pieces = self._pieces(request, self._window(run), run.head, run.suffix, self._chosen(request))
+        used = ", ".join(f"{piece.kind} {piece.id}" for piece in pieces if piece.used)
+        log.info("version %d of %s is filled from %s", request.version, content_id(request.document), used)
+
     def _recalled(self, request: InfillRequest, lines: Sequence[tuple[int, ...]], head: Healed) -> Iterator[Recalled]:
         """What the memory knows of the slot that the gap begins with."""
         if (view := self._view(request, head, EXPLAINED_CHARS)) is None:
@@ -345,7 +355,7 @@ class Engine:
         request: InfillRequest,
         window: Sequence[tuple[int, ...]],
         head: Healed,
-        after: list[int],
+        after: Sequence[int],
         chosen: Sequence[list[int]],
     ) -> Iterator[Piece]:
         """What there is to see for a canvas, as `explain` tells it."""
@@ -427,28 +437,29 @@ class Engine:
             if block is None:
                 return "deadline"
             run.contexts = Contexts(prefix, (*run.contexts.blocks, block))
-        run.snippets = sum(map(bool, chosen))
-        run.late_snippets = min(len(chosen), config.snippets) - run.snippets
+        run.suffix, run.snippets = after, sum(map(bool, chosen))
         run.canvas = self._propose(run, run.canvas)
-        if log.isEnabledFor(logging.INFO):
-            pieces = self._pieces(request, window, run.head, after, chosen)
-            used = ", ".join(f"{piece.kind} {piece.id}" for piece in pieces if piece.used)
-            log.info("version %d of %s is filled from %s", request.version, content_id(request.document), used)
         return None
 
     def _snippets(self, request: InfillRequest) -> list[list[int]]:
-        """The tokens of each snippet as a block has them."""
-        most = self._config.snippet_tokens
-        return [self._tokenizer.encode(one.text[: most * WINDOW_CHARS])[:most] for one in request.snippets]
+        """The tokens of each snippet as a block has them, none where the family reads no blocks."""
+        facts, most = self._denoiser.facts.open, self._config.snippet_tokens
+        behind: list[int] = []
+        if facts is not None:  # the prefix follows it as if in one text
+            behind, most = self._tokenizer.encode("\n\n"), most if facts.blocks else 0
+        blocks = (self._tokenizer.encode(one.text[: most * WINDOW_CHARS])[:most] for one in request.snippets)
+        return [tokens and [*tokens, *behind] for tokens in blocks]
 
     def _chosen(self, request: InfillRequest) -> list[list[int]]:
         """Of each snippet the tokens if the canvas is to see it, else none: of those that are encoded, or would be in
         no time, as many of the best as it is set to."""
-        spare_s, room = SNIPPET_SHARE * request.deadline_ms / 1000, self._config.snippets
+        facts = self._denoiser.facts.open
+        room = self._config.snippets if facts is None or facts.blocks else 0
+        spare_s = SNIPPET_SHARE * request.deadline_ms / 1000
         chosen: list[list[int]] = []
         for tokens in self._snippets(request):
             takes_s = self._cache.seconds(tokens)
-            if room > 0 and takes_s <= spare_s:
+            if tokens and room > 0 and takes_s <= spare_s:
                 room, spare_s = room - 1, spare_s - takes_s
                 chosen.append(tokens)
             else:

@@ -6,7 +6,7 @@ Knows neither canvas nor model.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
@@ -49,6 +49,8 @@ class Run:
     encode_ms: float = 0.0
     denoise_ms: float = 0.0
     steps: int = 0
+    #: Of the tokens after the gap those that the canvas sees.
+    suffix: Sequence[int] = ()
     #: Snippets that the canvas sees, and better ones that it does not since they are not encoded.
     snippets: int = 0
     late_snippets: int = 0

@@ -127,6 +127,9 @@ def test_an_empty_snippet_is_none():
     complete(engine.prime(ask(Snippet(""))))
     assert run(engine, ask(Snippet(""))).timing.snippets == 0
     assert len(denoiser.seen[-1]) == 1
+    complete(engine.prime(ask(ONE)))
+    timing = run(engine, ask(Snippet(""), ONE)).timing
+    assert (timing.snippets, timing.late_snippets) == (1, 0)
 
 
 def test_what_one_editor_had_encoded_serves_another():
@@ -202,6 +205,15 @@ def test_the_log_names_what_was_used_and_no_text(caplog):
     assert all((piece.id in line) == piece.used for piece in told.pieces)
     assert [piece.used for piece in told.pieces] == [True, True, True, False]
     assert not any(word in line for word in ("print", "one", "d.py", "return"))
+
+
+def test_the_log_names_the_part_of_a_suffix_that_was_seen(caplog):
+    engine, denoiser = build()
+    with caplog.at_level(logging.INFO, "infill_engine.engine"):
+        run(engine, ask(suffix="\n" + "x" * 30, deadline_ms=2_000), rate=10.0)  # there is time for few of them
+    (seen,) = denoiser.seen[-1]
+    assert len(seen) == 17
+    assert f"suffix {content_id(bytes(seen[1:]))}" in caplog.text
 
 
 def test_what_would_be_used_is_told_without_encoding_anything(tmp_path: Path):
