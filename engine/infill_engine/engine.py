@@ -453,9 +453,7 @@ class Engine:
     def _chosen(self, request: InfillRequest) -> list[list[int]]:
         """Of each snippet the tokens if the canvas is to see it, else none: of those that are encoded, or would be in
         no time, as many of the best as it is set to."""
-        facts = self._denoiser.facts.open
-        room = self._config.snippets if facts is None or facts.blocks else 0
-        spare_s = SNIPPET_SHARE * request.deadline_ms / 1000
+        spare_s, room = SNIPPET_SHARE * request.deadline_ms / 1000, self._config.snippets
         chosen: list[list[int]] = []
         for tokens in self._snippets(request):
             takes_s = self._cache.seconds(tokens)
@@ -740,7 +738,7 @@ class Engine:
         return sets | self._begun_otherwise(run, sets)
 
     def _begun_otherwise(self, run: _Run, sets: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """The rows at which the gap could still begin as a text that it is to avoid, each without the ids that do so."""
+        """The rows at which the gap could still begin as a text that it is to avoid, each without the ids that do."""
         avoid = [text.encode() for text in run.request.avoid]
         written, rest = run.text.candidate().text.encode(), run.text.pending
         found: dict[int, Tensor] = {}

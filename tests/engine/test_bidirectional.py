@@ -145,6 +145,8 @@ def test_snippets_stand_in_front_of_the_prefix_where_a_family_reads_them(blocks)
     _, final, _ = run(model, ask(head="x = ", tail=")", snippets=(best,)))
     assert [bytes(block.tokens[1:]) for block in seen[0]] == ([b"def helper(): ...\n\n"] if blocks else [])
     assert final.timing.snippets == blocks
+    pieces = model.explain(ask(head="x = ", tail=")", snippets=(best,))).pieces
+    assert [(piece.kind, piece.used) for piece in pieces] == [("prefix", True), ("suffix", True), ("snippet", blocks)]
 
 
 def test_what_a_family_wants_behind_a_suffix_stands_behind_all_of_it_only():
