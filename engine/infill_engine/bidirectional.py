@@ -182,7 +182,7 @@ class OpenFilling:
 
     def close(self, run: OpenRun, reason: Reason) -> None:
         """At the deadline takes what open slots are predicted to hold, as far as that is sure."""
-        if reason != "deadline":
+        if reason != "deadline" or not run.steps:
             return
         if run.best is not None:  # lengths were still being tried
             best, rows, _ = run.best

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import time
 from collections.abc import Sequence
@@ -250,6 +251,35 @@ def test_at_the_deadline_predictions_are_taken_as_far_as_they_are_sure(sure, kep
     *_, candidate, final = events
     assert (candidate.text, final.reason) == (kept, "deadline")
     assert len(candidate.probs) == len(kept)
+
+
+def test_a_deadline_before_the_first_pass_leaves_nothing():
+    model = engine(Gap("x = ", "abcdef", ")"))
+    encode = model._denoiser.encode
+
+    def slow(tokens, kv, ahead=False):
+        time.sleep(0.02)
+        return encode(tokens, kv, ahead)
+
+    model._denoiser.encode = slow
+    text, final, _ = run(model, ask(prefix="text\n" * 20, head="x = ", tail=")", deadline_ms=10))
+    assert (text, final.reason, final.timing.steps) == ("", "deadline", 0)
+
+
+@pytest.mark.parametrize(("doubt", "kept"), [(0.0, "abcdef"), (4.0, "")])
+def test_a_deadline_while_lengths_are_tried_takes_the_best_so_far(doubt, kept):
+    """Of canvases of 8 and 12 slots that of 8 is nearer; where it is two slots off, the model may not be sure of it."""
+    model = engine(Gap("x = ", "abcdef", ")"), length="calibrated", lengths=(4, 8, 12, 16), doubt=doubt)
+    steps = model.infill(ask(head="x = ", tail=")"), time.monotonic())
+    outcome, events, passes = None, [], 0
+    with contextlib.suppress(StopIteration):
+        while True:
+            need = steps.send(outcome)
+            outcome = model.denoise([need])[0] if isinstance(need, Pass) and passes < 2 else None
+            passes += isinstance(need, Pass)
+            events.append(need)
+    *_, candidate, final = events
+    assert (candidate.text, final.reason) == (kept, "deadline")
 
 
 @settings(max_examples=25, deadline=None)
