@@ -133,7 +133,7 @@ class EngineClient:
         """What the engine would answer a request from. Raises as `sync`."""
         try:
             return protocol.decode_explanation(
-                await self._ask("POST", "/context", protocol.encode(self._named(request)), CONTROL_S)
+                await self._ask("POST", "/context", protocol.encode(self._named(request)), SYNC_S)
             )
         except ProtocolError as error:
             raise EngineError(str(error)) from None
