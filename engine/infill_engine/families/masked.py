@@ -286,10 +286,10 @@ class MaskedDenoiser:
 
     def _kept(self, share: _Share, fresh: _KV | None, prefix: _Prefix, state: _State | None) -> _State | None:
         """What the next passes may use of this one's keys and values."""
-        if fresh is None:
-            return None
         if state is not None and share.cached:
             return replace(state, age=state.age + 1)
+        if fresh is None:
+            return None
         whole = _KV.of(*share.known, fresh)
         if self._caching.across:
             prefix.kv, prefix.pieces = whole.part(0, share.prefix), share.pieces
@@ -307,7 +307,7 @@ class MaskedDenoiser:
         self._rope.reserve(max(places) + 1)
         position = moved(torch.tensor(places), self._device)
         x = F.embedding(moved(torch.tensor(ids), self._device), self._embedding)
-        keep = self._caching.refresh > 1 or self._caching.across
+        keep = (self._caching.refresh > 1 or self._caching.across) and not all(share.cached for share in shares)
         keys: list[Tensor] = []
         values: list[Tensor] = []
         for i, layer in enumerate(self._layers):
