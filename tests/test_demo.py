@@ -52,7 +52,8 @@ class Home:
 
     @property
     def environment(self) -> dict[str, str]:
-        own = {"INFILL_RUNTIME_DIR": str(self.folder / "run"), "INFILL_CACHE_DIR": str(self.folder / "cache")}
+        folders = {"RUNTIME": "run", "CACHE": "cache", "CONFIG": "config"}
+        own = {f"INFILL_{name}_DIR": str(self.folder / folder) for name, folder in folders.items()}
         return os.environ | own | {"TERM": "xterm-256color", "COLUMNS": "100"}
 
     def write(self, **table: object) -> None:

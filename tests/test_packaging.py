@@ -50,7 +50,8 @@ def test_it_runs_with_its_base_requirements_alone(wheel: Path, tmp_path: Path) -
     assert "torch" not in frozen
 
     # The server starts, looks for the engine, and says what is missing.
-    home = {"INFILL_RUNTIME_DIR": str(tmp_path / "r"), "INFILL_CACHE_DIR": str(tmp_path / "c")}
+    folders = {"RUNTIME": "r", "CACHE": "c", "CONFIG": "s"}
+    home = {f"INFILL_{name}_DIR": str(tmp_path / folder) for name, folder in folders.items()}
     doctor = subprocess.run([scripts / "infill-lsp", "doctor"], env=home, capture_output=True, text=True, timeout=60)
     assert doctor.returncode == 1
     assert "✗ torch is not installed" in doctor.stdout

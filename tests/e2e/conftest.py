@@ -19,6 +19,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     runtime = Path(tempfile.mkdtemp(prefix="infill-"))
     monkeypatch.setenv("INFILL_RUNTIME_DIR", str(runtime))
     monkeypatch.setenv("INFILL_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("INFILL_CONFIG_DIR", str(tmp_path / "config"))
     engine = Engine(tmp_path / "table.json")
     yield engine
     engine.stop()
