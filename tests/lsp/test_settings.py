@@ -6,13 +6,14 @@ import json
 import sys
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import inspect
 
 from infill_lsp.core import Trigger
-from infill_lsp.reference import MANIFEST, ROOT, manifest, written
+from infill_lsp.reference import MANIFEST, ROOT, manifest, schema, written
 from infill_lsp.settings import Deadline, Field, Priming, Settings, fields, parse, read, settle
 
 
@@ -240,6 +241,22 @@ def test_each_setting_has_one_line_of_help() -> None:
         assert field.help.endswith(".")
         assert "\n" not in field.help
         assert "|" not in field.help + field.takes  # It would end a cell of the tables.
+
+
+@pytest.mark.parametrize("wire", [True, False])
+def test_the_schemas_say_what_is_taken(wire: bool) -> None:
+    rules = pytest.importorskip("jsonschema_rs").validator_for(schema(lambda f: f.wire.split(".") if wire else f.key))
+    good = json.loads(msgspec.json.encode(Settings())) if wire else {"max_lines": 8, "engine": {"token_file": "t"}}
+    assert rules.is_valid(good)
+    for bad in (
+        {"zzz": 1},
+        {"enabled": "yes"},
+        {"deadline": {"automatic": 1}},
+        {"languages": {"c": 1}},
+        {"trigger": "x"},
+    ):
+        assert not rules.is_valid(bad)
+        assert parse(bad)[1]
 
 
 def test_editors_offer_nothing_that_the_server_does_not_take() -> None:
