@@ -170,7 +170,7 @@ def _tokens(piece: Piece) -> str:
 def _use(piece: Piece) -> str:
     if piece.used:
         return "used"
-    return "not used: a better one is" if piece.encoded == piece.tokens else "not used yet: it is encoded ahead"
+    return "not used: a better one is" if piece.encoded == piece.tokens else "not used: it is not encoded yet"
 
 
 def _place(snippet: Snippet) -> str:
