@@ -66,6 +66,11 @@ class Document:
         self._syntaxes: dict[str, _Syntax | None] = {}
 
     @property
+    def lines(self) -> Sequence[str]:
+        """The lines as they are now, without their ends."""
+        return self._lines
+
+    @property
     def text(self) -> str:
         """The client's text, line ends included."""
         return "".join(line + end for line, end in zip(self._lines, self._ends, strict=True))
@@ -242,6 +247,14 @@ def _content(node: Node, injection: Injection, lines: tuple[str, ...]) -> _Embed
     header = "\n".join(lines[node.start_point.row : above + 1])
     named = re.search(injection.named, header) if injection.named else None
     return _Embedded(languages.name_of(named["id"]) if named else injection.default or "plaintext", (start, end))
+
+
+def reparsed(tree: Tree, old: tuple[str, ...], new: tuple[str, ...]) -> Tree | None:
+    """The tree of other lines, begun from that of `old`; None where it takes as long as none may after a key stroke."""
+    edited = _edited(tree, old, new)
+    parser = Parser(tree.language)
+    parser.included_ranges = edited.included_ranges  # Of a piece it is that alone.
+    return parse(parser, _utf8(new), PARSE_S, edited)
 
 
 def parse(parser: Parser, source: bytes, budget_s: float | None, old: Tree | None = None) -> Tree | None:

@@ -14,9 +14,11 @@ import asyncio
 import inspect
 import logging
 import os
+import re
 import time
 import traceback
 import uuid
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -28,13 +30,14 @@ from pygls.exceptions import JsonRpcException, JsonRpcInternalError, JsonRpcInva
 from pygls.lsp.server import LanguageServer
 from pygls.protocol import LanguageServerProtocol, lsp_method
 
-from infill_lsp import __version__
-from infill_lsp.core import Edit, Snapshot
-from infill_lsp.settings import LogLevel, Settings, parse
+from infill_lsp import __version__, actions
+from infill_lsp.configuration import Configuration
+from infill_lsp.core import Edit, Gap, Silence, Snapshot, Trigger
+from infill_lsp.settings import Engine, LogLevel, Settings
 from infill_lsp.status import Board, Progress
 
 if TYPE_CHECKING:
-    from infill_engine.protocol import Final, Frame
+    from infill_engine.protocol import Final, Frame, Snippet
     from infill_engine.protocol import Status as EngineStatus
 
     from infill_lsp.client import EngineClient
@@ -42,7 +45,10 @@ if TYPE_CHECKING:
     from infill_lsp.filling import Status as IndexStatus
     from infill_lsp.folders import Folders
     from infill_lsp.index import Index
+    from infill_lsp.notebooks import Notebooks
+    from infill_lsp.statistics import Statistics
     from infill_lsp.suggestions import Answer, Question, Suggestions
+    from infill_lsp.warming import Hint, Warmer
 
 log = logging.getLogger(__name__)
 
@@ -53,10 +59,18 @@ INDEX_POLL_S = 0.25
 #: Editors that put an item into their buffers as it is, which hold LF in a CRLF file, too: Neovim 0.12 would show and
 #: keep each CR as a character.
 LF_EDITORS = frozenset({"Neovim"})
+#: All cells of all notebooks.
+NOTEBOOKS = types.NotebookDocumentSyncOptions([types.NotebookDocumentFilterWithNotebook("*")])
+_WORD = re.compile(r"\w+$")
 #: An empty list takes away what is shown; null would leave it.
 NOTHING = types.InlineCompletionList([])
 
-RESTART, WHY, ACCEPTED = "infill.server.restartEngine", "infill.server.why", "infill.server.accepted"
+CODE_ACTIONS = types.CodeActionOptions(code_action_kinds=[types.CodeActionKind.RefactorRewrite])
+
+WHY, ACCEPTED, STATS = "infill.server.why", "infill.server.accepted", "infill.server.stats"
+RESTART = "infill.server.restartEngine"
+#: Characters of a suggestion that the completion menu shows.
+LABEL = 60
 
 
 def create_server() -> InfillServer:
@@ -69,7 +83,15 @@ def create_server() -> InfillServer:
     server.feature(types.TEXT_DOCUMENT_INLINE_COMPLETION, types.InlineCompletionOptions())(inline_completion)
     server.feature("infill/status")(status)
     server.feature("infill/why")(why)
+    server.feature("infill/fill")(actions.requested)
+    server.feature(types.TEXT_DOCUMENT_CODE_ACTION, CODE_ACTIONS)(actions.offered)
+    server.command(actions.FILL)(actions.commanded)
+    server.feature("infill/offered")(offered)
+    server.feature("infill/accepted")(accepted)
+    server.feature("infill/partiallyAccepted")(partially_accepted)
+    server.command(ACCEPTED)(taken)
     server.command(WHY)(because)
+    server.command(STATS)(stats)
     server.command(RESTART)(restart_engine)
     return server
 
@@ -82,17 +104,32 @@ async def inline_completion(
         question = ls.question(params.text_document.uri, params.position, params.context)
         if question is None:
             return NOTHING
-        answer = await ls.suggestions.ask(question)
+        answer = await ls.ask(question)
         return None if answer is None else ls.items(answer, question, params.context.selected_completion_info)
     except Exception as error:  # An editor shows any error to the person, with each key.
         ls.report_fault(error)
         return NOTHING
 
 
+async def completion(ls: InfillServer, params: types.CompletionParams) -> types.CompletionList | None:
+    """The same as one entry of the completion menu, for editors that draw no inline completions."""
+    items: list[types.CompletionItem] = []
+    try:
+        automatic = types.InlineCompletionContext(types.InlineCompletionTriggerKind.Automatic)
+        question = ls.question(params.text_document.uri, params.position, automatic)
+        if question is not None and ls.settings_of(params.text_document.uri).completion.fallback != "off":
+            answer = await ls.ask(question)
+            if answer is None:
+                return None
+            items = ls.entries(answer, question)
+    except Exception as error:
+        ls.report_fault(error)
+    return types.CompletionList(is_incomplete=True, items=items)
+
+
 def initialize(ls: InfillServer, params: types.InitializeParams) -> None:
     """Takes the settings in; what is wrong with them is told once the editor listens."""
-    options = params.initialization_options
-    ls.settings, ls.problems = parse(options.get("infill", options) if isinstance(options, dict) else options)
+    ls.configuration.sources.initialize(params.initialization_options)
     ls.holds_lf = params.client_info is not None and params.client_info.name in LF_EDITORS
     experimental = params.capabilities.experimental
     infill = experimental.get("infill") if isinstance(experimental, dict) else None
@@ -100,26 +137,28 @@ def initialize(ls: InfillServer, params: types.InitializeParams) -> None:
     ls.wants_timing = isinstance(infill, dict) and infill.get("timing") is True
     ls.wants_status = isinstance(infill, dict) and infill.get("status") is True
     ls.wants_refresh = isinstance(infill, dict) and infill.get("refresh") is True
+    ls.says_what_it_draws = isinstance(infill, dict)
+    of_text = params.capabilities.text_document
+    if of_text is not None and of_text.inline_completion is None and of_text.completion is not None:
+        ls.feature(types.TEXT_DOCUMENT_COMPLETION, types.CompletionOptions())(completion)
     if params.workspace_folders is None and ls.workspace.root_uri:  # An editor from before there were several.
         ls.workspace.add_folder(types.WorkspaceFolder(ls.workspace.root_uri, ""))
     ls.watch_editor()
 
 
 async def initialized(ls: InfillServer, _: types.InitializedParams) -> None:
-    """From now on the editor can be told things."""
-    await ls.settle()
+    """From now on the editor can be told things, and asked."""
+    await ls.configuration.start()
 
 
 async def configuration_changed(ls: InfillServer, params: types.DidChangeConfigurationParams) -> None:
     """Settings of other sections, or none at all, leave ours as they are."""
-    if isinstance(params.settings, dict) and "infill" in params.settings:
-        ls.settings, ls.problems = parse(params.settings["infill"])
-        await ls.settle()
+    await ls.configuration.pushed(params.settings)
 
 
 async def folders_changed(ls: InfillServer, _: types.DidChangeWorkspaceFoldersParams) -> None:
-    """pygls has taken them in."""
-    await ls.settle_folders()
+    """pygls has taken them in. Each has settings of its own."""
+    await ls.configuration.refresh()
 
 
 async def status(ls: InfillServer, params: Any = None) -> dict[str, Any]:
@@ -150,6 +189,32 @@ async def because(ls: InfillServer, *arguments: Any) -> str:
     return str(found["reason"])
 
 
+def offered(ls: InfillServer, params: Any) -> None:
+    """`infill/offered`: a suggestion was drawn."""
+    ls.statistics.offered(str(_field(params, "id")))
+
+
+def accepted(ls: InfillServer, params: Any) -> None:
+    """`infill/accepted`: it was taken whole."""
+    ls.statistics.accepted(str(_field(params, "id")))
+
+
+def partially_accepted(ls: InfillServer, params: Any) -> None:
+    """`infill/partiallyAccepted`: a part of it was taken."""
+    if isinstance(length := _field(params, "length"), int):
+        ls.statistics.partially_accepted(str(_field(params, "id")), length)
+
+
+def taken(ls: InfillServer, *arguments: Any) -> None:
+    """The command `infill.server.accepted` [id], which comes with each suggestion."""
+    ls.statistics.accepted(str(arguments[0]) if arguments else "")
+
+
+async def stats(ls: InfillServer, *_: Any) -> str:
+    """The command `infill.server.stats`."""
+    return await ls.statistics.text()
+
+
 async def restart_engine(ls: InfillServer, *_: Any) -> None:
     """The command `infill.server.restartEngine`."""
     await ls.restart_engine()
@@ -171,22 +236,29 @@ class InfillServer(LanguageServer):
             "infill-lsp",
             __version__,
             text_document_sync_kind=types.TextDocumentSyncKind.Incremental,
+            notebook_document_sync=NOTEBOOKS,
             protocol_cls=_Protocol,
         )
-        self.settings = Settings()
-        #: What is wrong with the settings and not told yet.
-        self.problems: list[str] = []
+        self.configuration = Configuration(self, self.settle)
         #: Whether the editor draws the canvas as it denoises.
         self.wants_canvas = False
         #: Whether the editor's buffers hold LF whatever the file has.
         self.holds_lf = False
         #: Whether it wants to know where a request's time went, how things are, and when to ask again.
         self.wants_timing = self.wants_status = self.wants_refresh = False
+        #: Whether it tells which suggestions it draws; of another each one that it gets counts as drawn.
+        self.says_what_it_draws = False
         self.client_id = uuid.uuid4().hex
         self.documents: dict[str, Document] = {}
         self.board = Board(self._tell_status)
         self._engine: EngineClient | None = None
+        #: The settings that it was made by.
+        self._engine_of: tuple[str, Engine, str] | None = None
         self._suggestions: Suggestions | None = None
+        self._has_settled = False
+        self._warmer: Warmer | None = None
+        self._statistics: Statistics | None = None
+        self._notebooks: Notebooks | None = None
         self._shown: set[str] = set()
         self._following: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -198,17 +270,35 @@ class InfillServer(LanguageServer):
         self._engine_pid: int | None = None
 
     @property
+    def settings(self) -> Settings:
+        """What holds for all folders together: the engine, the log, statistics."""
+        return self.configuration.sources.general
+
+    def settings_of(self, uri: str) -> Settings:
+        """What holds for a document."""
+        return self.configuration.sources.for_document(uri)
+
+    def silence_of(self, uri: str, language: str, trigger: Trigger) -> Silence | None:
+        """Why the settings let nothing be offered in a document; None where they do."""
+        return self.configuration.sources.silence(uri, language, trigger)
+
+    async def settled(self) -> None:
+        """Waits until the settings are known."""
+        await self.configuration.settled()
+
+    @property
     def encoding(self) -> str:
         """The position encoding agreed on with the editor."""
         return types.PositionEncodingKind(self.server_capabilities.position_encoding).value
 
     @property
     def engine(self) -> EngineClient:
-        """The engine of the model that is set; made when first needed."""
-        from infill_lsp.client import EngineClient
+        """The engine that is set; made when first needed."""
+        from infill_lsp.remote import engine_of
 
         if self._engine is None:
-            self._engine = EngineClient(self.settings.model, self.settings.engine.interpreter)
+            self._engine_of = self._engine_wanted
+            self._engine = engine_of(self.settings)
         return self._engine
 
     @property
@@ -220,7 +310,39 @@ class InfillServer(LanguageServer):
             self._suggestions = Suggestions(self)
         return self._suggestions
 
+    @property
+    def warmer(self) -> Warmer:
+        """Made when first needed."""
+        from infill_lsp.warming import Warmer
+
+        if self._warmer is None:
+            self._warmer = Warmer(self.warm)
+        return self._warmer
+
+    @property
+    def statistics(self) -> Statistics:
+        """Made when first needed."""
+        from infill_lsp.statistics import Statistics
+
+        if self._statistics is None:
+            self._statistics = Statistics(self._lines)
+            self._statistics.enabled = self.settings.statistics
+        return self._statistics
+
     # Documents.
+
+    @property
+    def notebooks(self) -> Notebooks:
+        """Made when first needed."""
+        from infill_lsp.notebooks import Notebooks
+
+        if self._notebooks is None:
+            self._notebooks = Notebooks(self.documents)
+        return self._notebooks
+
+    def _lines(self, uri: str) -> Sequence[str] | None:
+        document = self.documents.get(uri)
+        return None if document is None else document.lines
 
     def open_document(self, item: types.TextDocumentItem) -> None:
         from infill_lsp.documents import Document
@@ -230,6 +352,7 @@ class InfillServer(LanguageServer):
         document = self.documents[item.uri] = Document(item.uri, item.language_id, item.version, item.text)
         if self._folders is not None:
             self._folders.open(item.uri, partial(getattr, document, "text"))
+        self.warmer.opened(item.uri)
 
     def change_document(self, params: types.DidChangeTextDocumentParams) -> None:
         document = self.documents.get(params.text_document.uri)
@@ -241,18 +364,43 @@ class InfillServer(LanguageServer):
             self._suggestions.changed(document.uri)
         if self._folders is not None:
             self._folders.edit(document.uri)
+        if params.content_changes:
+            self.warmer.changed(document.uri, params.content_changes[-1])
 
     def close_document(self, uri: str) -> None:
         self.documents.pop(uri, None)
+        self.warmer.closed(uri)
         if self._suggestions is not None:
             self._suggestions.closed(uri)
         if self._folders is not None:
             self._folders.close(uri)
 
+    def change_notebook(self, uri: str, change: types.NotebookDocumentChangeEvent) -> None:
+        """Cells came, went, moved, or changed."""
+        cells = change.cells
+        if cells is None:
+            return
+        if (structure := cells.structure) is not None:
+            for item in structure.did_open or ():
+                self.open_document(item)
+            array = structure.array
+            self.notebooks.splice(uri, array.start, array.delete_count, array.cells or ())
+            for document in structure.did_close or ():
+                self.close_document(document.uri)
+        self.notebooks.update(uri, cells.data or ())
+        for content in cells.text_content or ():
+            self.change_document(types.DidChangeTextDocumentParams(content.document, content.changes))
+
     def snapshot(self, uri: str, position: types.Position) -> Snapshot | None:
         """The document as it is, with the cursor at the editor's position; None where it is not open."""
         document = self.documents.get(uri)
-        return None if document is None else document.snapshot(position.line, position.character, self.encoding)
+        if document is None:
+            return None
+        snapshot = document.snapshot(position.line, position.character, self.encoding)
+        if self._notebooks is None or self._notebooks.of(uri) is None:
+            return snapshot
+        before, after = self._notebooks.around(uri)
+        return replace(snapshot, before=before, after=after)
 
     # Completions.
 
@@ -271,8 +419,22 @@ class InfillServer(LanguageServer):
             snapshot = start and end and _selected(own, start, end, selected.text)
         if snapshot is None:
             return None
+        self.warmer.changed(uri, position)
         invoked = context.trigger_kind == types.InlineCompletionTriggerKind.Invoked
         return Question(snapshot, "invoked" if invoked else "automatic", asked, real=snapshot is own)
+
+    async def ask(self, question: Question) -> Answer | None:
+        """The answer, counted; None where the question is out of date by then."""
+        answer = await self.suggestions.ask(question)
+        if answer is not None and answer.suggestions and self.settings_of(question.snapshot.uri).statistics:
+            snapshot, statistics = question.snapshot, self.statistics
+            statistics.answered("known" if answer.known else "written", time.monotonic() - question.asked)
+            for suggestion in answer.suggestions:
+                edit = suggestion.edit
+                statistics.offer(suggestion.id, snapshot.uri, edit.row, edit.text.replace(snapshot.eol, "\n"))
+            if not self.says_what_it_draws:
+                statistics.offered(answer.suggestions[0].id)
+        return answer
 
     def items(
         self, answer: Answer, question: Question, selected: types.SelectedCompletionInfo | None
@@ -289,6 +451,39 @@ class InfillServer(LanguageServer):
             accepted = types.Command("accepted", ACCEPTED, arguments=[suggestion.id])
             items.append(types.InlineCompletionItem(text, range=where, command=accepted))
         return types.InlineCompletionList(items) if items else NOTHING
+
+    def entries(self, answer: Answer, question: Question) -> list[types.CompletionItem]:
+        """The best suggestion as an entry of the completion menu, which goes by the word before the cursor."""
+        snapshot = question.snapshot
+        items: list[types.CompletionItem] = []
+        for suggestion in answer.suggestions[:1]:
+            edit = suggestion.edit
+            word = _WORD.search(snapshot.head)
+            begun = word[0] if word else ""
+            text = begun + self.as_inserted(edit, snapshot)
+            first, *more = text.strip().splitlines()
+            label = first if len(first) <= LABEL and not more else f"{first[:LABEL]} …"
+            items.append(
+                types.CompletionItem(
+                    label=label,
+                    kind=types.CompletionItemKind.Text,
+                    detail="infill",
+                    documentation=text if more else None,
+                    filter_text=text,
+                    insert_text_format=types.InsertTextFormat.PlainText,
+                    insert_text_mode=types.InsertTextMode.AsIs if self._takes_text_as_is else None,
+                    text_edit=types.TextEdit(self.range(replace(edit, start=edit.start - len(begun)), snapshot), text),
+                    command=types.Command("accepted", ACCEPTED, arguments=[suggestion.id]),
+                )
+            )
+        return items
+
+    @property
+    def _takes_text_as_is(self) -> bool:
+        of_text = self.client_capabilities.text_document
+        of_item = of_text.completion.completion_item if of_text and of_text.completion else None
+        modes = of_item.insert_text_mode_support if of_item else None
+        return modes is not None and types.InsertTextMode.AsIs in modes.value_set
 
     def as_inserted(self, edit: Edit, snapshot: Snapshot) -> str:
         """The edit's text with the line ends that the editor wants."""
@@ -318,7 +513,7 @@ class InfillServer(LanguageServer):
         snapshot = self.snapshot(uri, types.Position(0, 0))
         if snapshot is None:
             return "the document is not open"
-        reason = self.settings.silence(snapshot.language, "invoked") or cut(snapshot, "invoked")
+        reason = self.silence_of(uri, snapshot.language, "invoked") or cut(snapshot, "invoked")
         return reason.reason if isinstance(reason, Silence) else ""
 
     # What suggestions need of their host.
@@ -328,7 +523,22 @@ class InfillServer(LanguageServer):
         if self._folders is None:
             return "", ""
         self._folders.ask()
-        return self._folders.place(uri)
+        notebook = self._notebooks.of(uri) if self._notebooks is not None else None
+        return self._folders.place(notebook or uri)
+
+    async def snippets(self, snapshot: Snapshot, gap: Gap) -> tuple[Snippet, ...]:
+        if self._folders is None:
+            return ()
+        from infill_lsp.priming import sent
+
+        return tuple(map(sent, await self._folders.snippets(snapshot, gap)))
+
+    async def warm(self, uri: str, hint: Hint) -> None:
+        """Lets the engine encode what a question about a document will need. Raises `EngineError`."""
+        from infill_lsp.warming import cursor
+
+        if (snapshot := cursor(partial(self.snapshot, uri), hint)) is not None:
+            await self.suggestions.warm(snapshot)
 
     def busy(self) -> AbstractContextManager[None]:
         return self.board.busy()
@@ -361,23 +571,45 @@ class InfillServer(LanguageServer):
         """Makes new settings take effect, and says what is wrong with them."""
         if self.settings.log_level is not None:
             set_log_level(self.settings.log_level)
-        wanted = (self.settings.model, self.settings.engine.interpreter)
-        if self._engine is not None and (self._engine.model, self._engine.python) != wanted:
-            self.suggestions.forget()
+        if self._suggestions is not None and self._has_settled:
+            self._suggestions.forget()
+        self._has_settled = True
+        if self._statistics is not None:
+            self._statistics.enabled = self.settings.statistics
+        if self._engine is not None and self._engine_of and self._engine_of != self._engine_wanted:
+            if self._engine_of[:2] == self._engine_wanted[:2] and not self.settings.engine.address:
+                await self._end_engine()  # It would go on where it runs.
             if self._folders is not None:
                 await self._folders.tell_again()
             await self.leave_engine()
-        if self.problems:
-            self.show("\n".join(self.problems), types.MessageType.Warning)
-        if self.settings.enabled:
+        if news := self.configuration.news():
+            self.show("\n".join(news), types.MessageType.Warning)
+        self.board.off(self._off)
+        if not self._off:
             self.follow_engine()
         await self.settle_folders()
+        if self._off and self._engine is not None:  # Last, for to forget unsaved text needs the model, too.
+            await self._engine.leave(self.client_id)
+
+    @property
+    def _off(self) -> str:
+        """Why nothing is offered in any document; "" where something may be."""
+        silence = self.configuration.sources.off
+        return silence.reason if silence is not None else ""
+
+    @property
+    def _engine_wanted(self) -> tuple[str, Engine, str]:
+        return self.settings.model, self.settings.engine, self.settings.device
 
     async def settle_folders(self) -> None:
         """Sees to it that the editor's folders are indexed, as the settings say."""
-        uris = [folder.uri for folder in self.workspace.folders.values()] if self.settings.enabled else []
+        folders = {
+            uri: settings.priming.exclude if settings.priming.enabled else None
+            for uri in (folder.uri for folder in self.workspace.folders.values())
+            if (settings := self.configuration.sources.effective(uri).settings).off is None
+        }
         if self._folders is None:
-            if not uris:
+            if not folders:
                 return
             # In a thread, for the message loop must not wait for it.
             module = await asyncio.to_thread(import_module, "infill_lsp.folders")
@@ -387,13 +619,17 @@ class InfillServer(LanguageServer):
                     self._folders.open(uri, partial(getattr, document, "text"))
                 if self._asked:
                     self._folders.ask()
-        priming = self.settings.priming
-        await self._folders.settle(dict.fromkeys(uris, priming.exclude if priming.enabled else None))
+        await self._folders.settle(folders)
 
     async def leave(self) -> None:
         """The editor is gone."""
+        await self.configuration.aclose()
+        if self._warmer is not None:
+            await self._warmer.aclose()
         if self._suggestions is not None:
             await self._suggestions.aclose()
+        if self._statistics is not None:
+            await self._statistics.aclose()
         await self.leave_folders()
         await self.leave_engine()
 
@@ -453,7 +689,14 @@ class InfillServer(LanguageServer):
             self.board.engine("error", self.settings.model, str(error))
 
     async def restart_engine(self) -> None:
-        """Ends the engine, which another one takes the place of. Raises `JsonRpcException` where it does not end."""
+        """Ends the engine, which another one takes the place of."""
+        if await self._end_engine():
+            self._shown.clear()
+            if not self._off:
+                self.follow_engine()
+
+    async def _end_engine(self) -> bool:
+        """Whether it has ended; the person hears where it has not."""
         from infill_lsp.client import EngineError
 
         if self._following is not None:
@@ -462,11 +705,10 @@ class InfillServer(LanguageServer):
         try:
             await self.engine.stop()
         except EngineError as error:
-            raise JsonRpcInternalError(str(error)) from None
+            self.window_show_message(types.ShowMessageParams(types.MessageType.Error, str(error)))
+            return False
         self.board.engine("stopped", self.settings.model)
-        self._shown.clear()
-        if self.settings.enabled:
-            self.follow_engine()
+        return True
 
     def _note(self, status: EngineStatus | None) -> None:
         if status is None:
@@ -489,6 +731,7 @@ class InfillServer(LanguageServer):
                     self.suggestions.ready()
                     if status.pid != self._engine_pid:
                         self._engine_pid = status.pid
+                        self.warmer.ready()
                         if self._folders is not None:
                             await self._folders.tell_again()
         except EngineError as error:
@@ -541,6 +784,26 @@ class _Protocol(LanguageServerProtocol):
     @lsp_method(types.TEXT_DOCUMENT_DID_CLOSE)
     def lsp_text_document__did_close(self, params: types.DidCloseTextDocumentParams) -> None:
         self._server.close_document(params.text_document.uri)
+
+    @lsp_method(types.NOTEBOOK_DOCUMENT_DID_OPEN)
+    def lsp_notebook_document__did_open(self, params: types.DidOpenNotebookDocumentParams) -> None:
+        for item in params.cell_text_documents:
+            self._server.open_document(item)
+        self._server.notebooks.open(params.notebook_document)
+
+    @lsp_method(types.NOTEBOOK_DOCUMENT_DID_CHANGE)
+    def lsp_notebook_document__did_change(self, params: types.DidChangeNotebookDocumentParams) -> None:
+        self._server.change_notebook(params.notebook_document.uri, params.change)
+
+    @lsp_method(types.NOTEBOOK_DOCUMENT_DID_CLOSE)
+    def lsp_notebook_document__did_close(self, params: types.DidCloseNotebookDocumentParams) -> None:
+        told = [document.uri for document in params.cell_text_documents]
+        for uri in {*self._server.notebooks.close(params.notebook_document.uri), *told}:
+            self._server.close_document(uri)
+
+    @lsp_method(types.NOTEBOOK_DOCUMENT_DID_SAVE)
+    def lsp_notebook_document__did_save(self, params: types.DidSaveNotebookDocumentParams) -> None:
+        pass
 
     @lsp_method(types.WORKSPACE_EXECUTE_COMMAND)
     async def lsp_workspace__execute_command(  # type: ignore[override]

@@ -18,12 +18,13 @@ from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
-from infill_engine.protocol import ANSWERED, Candidate, Final, Frame, InfillRequest, Priority
+from infill_engine.protocol import ANSWERED, Candidate, Final, Frame, InfillRequest, Priority, Snippet
 
 from infill_lsp.cache import Cache, Suggestion
 from infill_lsp.client import EngineClient
 from infill_lsp.confidence import fitted
 from infill_lsp.core import Edit, Gap, Silence, Snapshot, Trigger
+from infill_lsp.documents import reparsed
 from infill_lsp.extraction import cut
 from infill_lsp.postprocess import edit
 from infill_lsp.settings import Settings
@@ -70,7 +71,6 @@ class Written(NamedTuple):
 class Host(Protocol):
     """What suggestions need of the editor's session."""
 
-    settings: Settings
     client_id: str
     wants_canvas: bool
     wants_refresh: bool
@@ -78,9 +78,21 @@ class Host(Protocol):
     @property
     def engine(self) -> EngineClient: ...
 
+    async def settled(self) -> None:
+        """Waits until the settings are known."""
+
+    def settings_of(self, uri: str) -> Settings:
+        """What holds for a document."""
+
+    def silence_of(self, uri: str, language: str, trigger: Trigger) -> Silence | None:
+        """Why the settings let nothing be offered in a document; None where they do."""
+
     def place(self, uri: str) -> tuple[str, str]:
         """The workspace of a document and its path there, as the engine knows them, for a completion that is asked for
         now."""
+
+    async def snippets(self, snapshot: Snapshot, gap: Gap) -> tuple[Snippet, ...]:
+        """Pieces of other files that may help, the best first; in a few milliseconds."""
 
     def busy(self) -> AbstractContextManager[None]:
         """Somebody waits for the engine."""
@@ -109,7 +121,9 @@ class Suggestions:
         uri = question.snapshot.uri
         self.changed(uri)
         self._newest[uri] = question
-        known = self._cache.find(question.snapshot)
+        await self._host.settled()
+        silence = self._host.silence_of(uri, question.snapshot.language, question.trigger)
+        known = [] if silence is not None else self._cache.find(question.snapshot)
         if known and question.trigger == "automatic":
             answer = Answer((known[0],), "the rest of what was offered before", known=True)
         else:
@@ -142,6 +156,14 @@ class Suggestions:
         if (task := self._ahead.pop(uri, None)) is not None:
             task.cancel()
 
+    async def warm(self, snapshot: Snapshot) -> None:
+        """Lets the engine encode what a question at a cursor would need. Raises `EngineError`."""
+        await self._host.settled()
+        gap = self._gap(snapshot, "invoked")
+        if not isinstance(gap, Silence):
+            snippets = await self._host.snippets(snapshot, gap)
+            await self._host.engine.prime(self._request(snapshot, gap, "speculation", AHEAD_MS, snippets))
+
     def closed(self, uri: str) -> None:
         """A document is no longer open."""
         self.changed(uri)
@@ -171,10 +193,13 @@ class Suggestions:
         if isinstance(gap, Silence):
             return Answer((), gap.reason)
         wanted: Callable[[], bool] = (lambda: True) if purpose else (lambda: self.is_current(question))
-        if not invoked and (wait_ms := self._host.settings.debounce):
-            await asyncio.sleep(wait_ms / 1000)
-        deadline = self._host.settings.deadline
-        until = question.asked + (deadline.invoked if invoked else deadline.automatic) / 1000
+        settings = self._host.settings_of(snapshot.uri)
+        wait_s = 0.0 if invoked else settings.debounce / 1000
+        if wait_s:
+            await asyncio.sleep(wait_s)
+        snippets = await self._host.snippets(snapshot, gap) if wanted() else ()
+        deadline_ms = settings.deadline.invoked if invoked else settings.deadline.automatic
+        until = question.asked + wait_s + deadline_ms / 1000
         found, reason, unfinished = list(known), "what was offered before", False
         while wanted() and len(found) < (SEVERAL if invoked else 1):
             left_ms = round(1000 * (until - time.monotonic()))
@@ -186,6 +211,7 @@ class Suggestions:
                 gap,
                 "explicit" if invoked else "typed",
                 min(left_ms, ANOTHER_MS) if found else left_ms,
+                snippets,
                 avoid,
                 purpose,
             )
@@ -201,11 +227,10 @@ class Suggestions:
 
     def _gap(self, snapshot: Snapshot, trigger: Trigger) -> Gap | Silence:
         """The gap among all that is known around it, or why nothing is offered there."""
-        settings = self._host.settings
-        gap = settings.silence(snapshot.language, trigger) or cut(snapshot, trigger)
+        gap = self._host.silence_of(snapshot.uri, snapshot.language, trigger) or cut(snapshot, trigger)
         if isinstance(gap, Silence):
             return gap
-        if (inside := settings.silence_inside(gap.kind)) is not None:
+        if (inside := self._host.settings_of(snapshot.uri).silence_inside(gap.kind)) is not None:
             return inside
         return replace(gap, prefix=snapshot.before + gap.prefix, suffix=gap.suffix + snapshot.after)
 
@@ -215,13 +240,14 @@ class Suggestions:
         gap: Gap,
         priority: Priority,
         deadline_ms: int,
+        snippets: tuple[Snippet, ...],
         avoid: Sequence[str] = (),
         purpose: str = "",
     ) -> InfillRequest:
         workspace, path = self._host.place(snapshot.uri)
         return InfillRequest(
             client=self._host.client_id,
-            document=hashlib.sha256((snapshot.uri + purpose).encode(errors="replace")).hexdigest(),
+            document=hashlib.sha256((_file(snapshot.uri) + purpose).encode(errors="replace")).hexdigest(),
             version=snapshot.version,
             language=snapshot.language,
             prefix=gap.prefix,
@@ -230,7 +256,8 @@ class Suggestions:
             suffix=gap.suffix,
             workspace=workspace,
             path=path,
-            max_lines=min(gap.max_lines, self._host.settings.max_lines),
+            snippets=snippets,
+            max_lines=min(gap.max_lines, self._host.settings_of(snapshot.uri).max_lines),
             min_indent=gap.min_indent,
             priority=priority,
             deadline_ms=max(1, deadline_ms),
@@ -262,7 +289,7 @@ class Suggestions:
         """What of a text is worth showing, or why nothing is."""
         if written.candidate is None:
             return Silence(written.final.message or "the model wrote nothing")
-        settings = self._host.settings
+        settings = self._host.settings_of(snapshot.uri)
         aggressiveness = "eager" if trigger == "invoked" else settings.aggressiveness
         return edit(snapshot, gap, written.candidate, fitted(), aggressiveness, settings.parse_check)
 
@@ -301,7 +328,8 @@ class Suggestions:
         gap = self._gap(snapshot, trigger)
         if isinstance(gap, Silence):
             return None
-        written = await self._write(self._request(snapshot, gap, "speculation", AHEAD_MS), snapshot)
+        snippets = await self._host.snippets(snapshot, gap)
+        written = await self._write(self._request(snapshot, gap, "speculation", AHEAD_MS, snippets), snapshot)
         result = self._edit(snapshot, gap, written, trigger)
         return result if isinstance(result, Edit) else None
 
@@ -315,14 +343,21 @@ class Suggestions:
 
 
 def accepted(snapshot: Snapshot, edit: Edit) -> Snapshot:
-    """The document with an edit made, and the cursor behind its text. Without a tree: that is of the text as it was."""
+    """The document with an edit made, and the cursor behind its text."""
     line = snapshot.lines[edit.row]
     first, *middle = (line[: edit.start] + edit.text.replace(snapshot.eol, "\n")).split("\n")
     lines = [first, *middle]
     column = len(lines[-1])
     lines[-1] += line[edit.end :]
     whole = (*snapshot.lines[: edit.row], *lines, *snapshot.lines[edit.row + 1 :])
-    return replace(snapshot, lines=whole, row=edit.row + len(middle), column=column, tree=None)
+    tree = snapshot.tree and reparsed(snapshot.tree, snapshot.lines, whole)
+    within = snapshot.within and (snapshot.within[0], snapshot.within[1] + len(middle))
+    return replace(snapshot, lines=whole, row=edit.row + len(middle), column=column, tree=tree, within=within)
+
+
+def _file(uri: str) -> str:
+    """What all cells of a notebook have in common, so that what is encoded of the others serves each."""
+    return uri.partition("#")[0]
 
 
 def _alike(one: str, other: str) -> bool:

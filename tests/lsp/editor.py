@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -56,11 +56,15 @@ class Editor:
         self.client = client
         self.uri = "file:///project/module.py"
         self.version = 0
-        #: What `infill/canvas` and `infill/timing` brought.
+        #: What `infill/canvas`, `infill/timing`, `infill/status` and `infill/refresh` brought.
         self.frames: list[Any] = []
         self.timings: list[Any] = []
+        self.statuses: list[Any] = []
+        self.refreshes: list[Any] = []
         client.feature("infill/canvas")(lambda frame: self.frames.append(frame))
         client.feature("infill/timing")(lambda timing: self.timings.append(timing))
+        client.feature("infill/status")(lambda status: self.statuses.append(status))
+        client.feature("infill/refresh")(lambda refresh: self.refreshes.append(refresh))
 
     async def start(
         self,
@@ -71,10 +75,11 @@ class Editor:
         process_id: int | None = None,
         name: str = "test",
         folders: Sequence[Path] | None = None,
+        settings: Mapping[str, object] | None = None,
     ) -> types.InitializeResult:
         """Starts the server and shakes hands with it."""
         await self.client.start_io(sys.executable, "-m", "infill_lsp", *arguments)
-        return await self.initialize(options, encodings, canvas, process_id, name, folders)
+        return await self.initialize(options, encodings, canvas, process_id, name, folders, settings=settings)
 
     async def initialize(
         self,
@@ -84,7 +89,15 @@ class Editor:
         process_id: int | None = None,
         name: str = "test",
         folders: Sequence[Path] | None = None,
+        declares: object = None,
+        text_document: types.TextDocumentClientCapabilities | None = None,
+        settings: Mapping[str, object] | None = None,
     ) -> types.InitializeResult:
+        """declares: `experimental` capabilities beside `canvas`; text_document: what it can do, by default to draw
+        inline completions; settings: those that it may be asked for, by the URI of a folder, "" for all others."""
+        for scope, section in (settings or {}).items():
+            self.client.set_configuration(section, section="infill", scope_uri=scope)
+        inline = types.TextDocumentClientCapabilities(inline_completion=types.InlineCompletionClientCapabilities())
         return await self.client.initialize_session(
             types.InitializeParams(
                 process_id=process_id or os.getpid(),
@@ -94,15 +107,23 @@ class Editor:
                 capabilities=types.ClientCapabilities(
                     general=types.GeneralClientCapabilities(position_encodings=encodings),
                     window=types.WindowClientCapabilities(work_done_progress=True),
-                    text_document=types.TextDocumentClientCapabilities(
-                        inline_completion=types.InlineCompletionClientCapabilities()
+                    workspace=types.WorkspaceClientCapabilities(
+                        configuration=settings is not None,
+                        did_change_configuration=types.DidChangeConfigurationClientCapabilities(
+                            dynamic_registration=settings is not None
+                        ),
                     ),
-                    experimental={"infill": {"canvas": canvas, "timing": canvas}},
+                    text_document=text_document or inline,
+                    notebook_document=types.NotebookDocumentClientCapabilities(
+                        types.NotebookDocumentSyncClientCapabilities()
+                    ),
+                    experimental={"infill": {"canvas": canvas, "timing": canvas}} if declares is None else declares,
                 ),
             )
         )
 
-    def open(self, text: str) -> None:
+    def open(self, text: str, uri: str = "") -> None:
+        self.uri = uri or self.uri
         self.version = 1
         item = types.TextDocumentItem(self.uri, "python", self.version, text)
         self.client.text_document_did_open(types.DidOpenTextDocumentParams(item))
@@ -124,9 +145,11 @@ class Editor:
         character: int,
         msg_id: str | None = None,
         selected: types.SelectedCompletionInfo | None = None,
+        automatic: bool = False,
     ) -> list[types.InlineCompletionItem] | None:
         """The items offered there; None for the answer null."""
-        context = types.InlineCompletionContext(types.InlineCompletionTriggerKind.Invoked, selected)
+        kinds = types.InlineCompletionTriggerKind
+        context = types.InlineCompletionContext(kinds.Automatic if automatic else kinds.Invoked, selected)
         document = types.TextDocumentIdentifier(self.uri)
         params = types.InlineCompletionParams(context, document, types.Position(line, character))
         result = await self.client.protocol.send_request_async(types.TEXT_DOCUMENT_INLINE_COMPLETION, params, msg_id)

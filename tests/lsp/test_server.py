@@ -383,6 +383,7 @@ class Remembering:
         self.texts: dict[str, str] = {}
         self.hashes: dict[str, str] = {}
         self.requests: list[InfillRequest] = []
+        self.primed: list[InfillRequest] = []
         self.forgotten = False
 
     async def __call__(self, target: str, body: bytes, writer: asyncio.StreamWriter) -> None:
@@ -394,7 +395,9 @@ class Remembering:
         if target == "/v1/infill":
             self.requests.append(protocol.decode_request(body))
             return Final("end")
-        if not target.endswith("/documents"):
+        if target == "/v1/prime":
+            self.primed.append(protocol.decode_request(body))
+        elif not target.endswith("/documents"):
             self.forgotten = True
             self.drop(list(self.texts))
         elif not body.startswith(b'{"type"'):
@@ -442,6 +445,29 @@ async def test_the_engine_remembers_the_workspace_as_it_is(editor: Editor, home:
         await editor.client.shutdown_async(None)
         editor.client.exit(None)
         assert await editor.exit_code() == 0
+    assert editor.messages == []
+
+
+async def test_requests_carry_snippets_and_what_they_need_is_encoded_ahead(
+    editor: Editor, home: Path, folder: Path
+) -> None:
+    text = "def area_of(width):\n    return width * width\n"
+    (folder / "shape.py").write_text(text)
+    editor.uri = (folder / "b.py").as_uri()
+    engine = Remembering()
+    async with listening(engine):
+        await editor.start(options={"model": "m"}, folders=[folder])
+        editor.open("from shape import area_of\n\nx = area_of(\n")
+        await until(lambda: any(request.head == "" and request.prefix for request in engine.primed))  # was opened
+        editor.edit((2, 4), (2, 12), "")
+        editor.edit((2, 4), (2, 4), "area_of(")
+        await until(lambda: engine.primed[-1].head == "x = area_of(")  # the cursor rests
+        primed = engine.primed[-1]
+        await editor.complete(2, 12)
+        asked = engine.requests[-1]
+        assert [(one.path, one.text) for one in asked.snippets] == [("shape.py", text.rstrip("\n"))]
+        assert asked.snippets == primed.snippets
+        assert (asked.client, asked.document, asked.workspace) == (primed.client, primed.document, primed.workspace)
     assert editor.messages == []
 
 
