@@ -35,7 +35,9 @@ def load(config: EngineConfig, report: Report) -> Engine:
         return _embedded(config, argument, report)
     if name == "fake" and argument:
         return _fake(config, Path(argument))
-    raise ModelError(f'there is no model {config.model!r}: set `infill.model` to "embedded"')
+    if (folder := Path(config.model).expanduser()).is_dir():
+        return _checkpoint(config, folder, report)
+    raise ModelError(f'there is no model {config.model!r}: set `infill.model` to "embedded", or to a folder')
 
 
 def physical_cores() -> int:
@@ -109,6 +111,36 @@ def _embedded(config: EngineConfig, which: str, report: Report) -> Engine:
         denoiser.prepare()
     memory, workspaces = _memory(config, codec)
     engine = Engine(config.model, denoiser, codec, config, device=on, dtype=dtype, memory=memory, workspaces=workspaces)
+    report("preparing the kernels", None)
+    engine.warm_up()
+    return engine
+
+
+def _checkpoint(config: EngineConfig, folder: Path, report: Report) -> Engine:
+    """A model with a mask token that sees both sides, in a Hugging Face folder."""
+    from infill_engine.checkpoint import FORMS, Loaded, opened
+    from infill_engine.families.llada import LladaDenoiser
+    from infill_engine.families.masked import Caching
+    from infill_engine.families.qwen2 import Qwen2Denoiser
+    from infill_engine.tokenizer import JsonCodec
+
+    checkpoint, on = opened(folder), device(config.device)
+    kind = next(iter(checkpoint.config.get("architectures") or ()), "")
+    family = {"DreamModel": Qwen2Denoiser, "Qwen2ForCausalLM": Qwen2Denoiser, "LLaDAModelLM": LladaDenoiser}.get(kind)
+    if family is None:
+        raise ModelError(f"{folder} holds a model of type {kind!r}, which is not served: use one of Dream's or LLaDA's")
+    types = {"auto": "fp32" if on == "cpu" else "bf16", "fp32": "fp32", "bf16": "bf16"}
+    served = types.get(config.dtype, config.dtype)
+    if served not in (*types.values(), *FORMS[1:]):
+        raise ModelError(f"{folder} cannot be served in {served!r}: use one of {', '.join([*types, *FORMS[1:]])}")
+    floating = torch.bfloat16 if served != "fp32" and (served == "bf16" or on != "cpu") else torch.float32
+    report("reading the weights", None)
+    weights = Loaded(checkpoint, on, floating, served if served in FORMS else "stored")
+    rows = (checkpoint.config.get(name) or 0 for name in ("vocab_size", "embedding_size"))
+    codec = JsonCodec.read(folder, max(rows))
+    caching = Caching(config.refresh_passes, config.dual_cache, config.reuse_context)
+    denoiser = family({**checkpoint.config, **codec.roles}, weights, codec.tokens, caching=caching, device=on)
+    engine = Engine(config.model, denoiser, codec, config, device=on, dtype=served)
     report("preparing the kernels", None)
     engine.warm_up()
     return engine

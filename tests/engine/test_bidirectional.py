@@ -10,9 +10,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from infill_engine import models
 from infill_engine.config import EngineConfig
 from infill_engine.core import OpenCanvas, OpenPolicy, Pass, Rows
 from infill_engine.engine import Engine
@@ -23,6 +23,7 @@ from infill_engine.scheduler import Scheduler
 from infill_engine.tokenizer import ByteCodec
 from scripted import wait_for
 from scripted_open import END_ID, EXPAND_ID, MASK_ID, Gap, OpenFake
+from small_checkpoint import save
 from test_batching import together
 
 CONFIG = EngineConfig(prefix_tokens=400, suffix_tokens=32, chunk_tokens=16)
@@ -482,27 +483,9 @@ def test_the_trend_by_length_is_divided_out():
 @pytest.mark.parametrize("expand", [None, 300])
 def test_a_checkpoint_in_a_folder_answers_through_the_scheduler(tmp_path, expand):
     """A tiny random one with its own tokenizer; what it says is senseless, and the same for the same request only."""
-    transformers = pytest.importorskip("transformers", minversion="5.11", reason="transformers is not installed")
-    from infill_engine.checkpoint import Loaded, opened
-    from infill_engine.families.qwen2 import Qwen2Denoiser
-    from infill_engine.tokenizer import JsonCodec
-    from small_tokenizer import description
-
-    torch.manual_seed(0)
-    ids = {"eos_token_id": 301, "pad_token_id": 301, "mask_token_id": 302, "bos_token_id": 303}
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 512}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    config = transformers.Qwen2Config(vocab_size=320, initializer_range=0.2, **ids, **sizes, **heads)
-    transformers.Qwen2ForCausalLM(config).save_pretrained(tmp_path)
-    (tmp_path / "tokenizer.json").write_text(
-        description(merges=40, added={"<expand>": 300, "<end>": 301, "<mask>": 302})
-    )
-    checkpoint = opened(tmp_path)
-    codec = JsonCodec.read(tmp_path, vocab=320)
-    weights = Loaded(checkpoint, "cpu", torch.float32, "stored")
-    model = Qwen2Denoiser({**checkpoint.config, **codec.roles, "expand_token_id": expand}, weights, codec.tokens)
-    served = Engine("tiny", model, codec, replace(CONFIG, prefix_tokens=4096))
-    served.warm_up()
+    pytest.importorskip("transformers", minversion="5.11", reason="transformers is not installed")
+    save(tmp_path, expand_token_id=expand)
+    served = models.load(replace(CONFIG, model=str(tmp_path), prefix_tokens=4096), lambda message, progress: None)
     fields = {"prefix": "import os\n" * 40, "head": "x = os.", "max_lines": 4}
     requests = [ask("a", suffix="\nprint(x)\n", **fields), ask("b", suffix="\nraise y\n", **fields)]
     answers = through_a_scheduler(served, [*requests, replace_document(requests[0], "c")])

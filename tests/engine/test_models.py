@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 
 import pytest
 from infill_engine import models, ngrams
 from infill_engine.config import EngineConfig
 from infill_engine.core import ModelError
+from infill_engine.protocol import InfillRequest
 from infill_engine.tokenizer import ByteCodec
+from small_checkpoint import save
+from small_tokenizer import description
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "cpu:0", "abacus"])
@@ -24,3 +29,39 @@ def test_there_is_no_memory_where_it_is_not_wanted_or_would_be_too_slow(
     assert models._memory(EngineConfig(memory=False), ByteCodec()) == (None, None)
     monkeypatch.setattr(ngrams, "available", lambda: False)
     assert models._memory(EngineConfig(), ByteCodec()) == (None, None)
+
+
+def quiet(message: str, progress: float | None) -> None:
+    """Nobody reads reports here."""
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bf16", "int8"])
+def test_a_folder_is_a_model(tmp_path: Path, dtype: str) -> None:
+    pytest.importorskip("transformers", minversion="5.11", reason="transformers is not installed")
+    save(tmp_path)
+    engine = models.load(EngineConfig(model=str(tmp_path), dtype=dtype), quiet)
+    assert engine.dtype == {"auto": "fp32"}.get(dtype, dtype)
+    wanted = InfillRequest(client="c", document="d", head="x = f(", tail=")", max_tokens=4, deadline_ms=60_000)
+    *_, final = engine.events(wanted, time.monotonic())
+    assert final.reason in ("end", "limit")
+    assert final.timing.steps > 0
+
+
+def test_what_is_wrong_with_a_folder_is_said_in_a_line(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", minversion="5.11", reason="transformers is not installed")
+    config = EngineConfig(model=str(tmp_path))
+    with pytest.raises(ModelError, match=r"config\.json"):
+        models.load(config, quiet)
+    save(tmp_path)
+    with pytest.raises(ModelError, match="cannot be served in 'fp12': use one of auto, fp32, bf16"):
+        models.load(EngineConfig(model=str(tmp_path), dtype="fp12"), quiet)
+    (tmp_path / "tokenizer.json").rename(tmp_path / "elsewhere.json")
+    with pytest.raises(ModelError, match=r"tokenizer\.json is missing: download the whole model"):
+        models.load(config, quiet)
+    (tmp_path / "tokenizer.json").write_text(description(added={"<far>": 999}))
+    with pytest.raises(ModelError, match="its tokenizer has 1000 ids, its weights 320"):
+        models.load(config, quiet)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"architectures": ["OtherModel"]}))
+    with pytest.raises(ModelError, match="holds a model of type 'OtherModel', which is not served"):
+        models.load(config, quiet)

@@ -213,7 +213,8 @@ class MaskedDenoiser:
         if facts.mask_id is None or not 0 <= facts.mask_id < vocab:
             raise ModelError(f"its mask is id {facts.mask_id}, of {vocab} ids: use the model's own config.json")
         assert facts.open is not None
-        assert len(text) <= vocab
+        if len(text) > vocab:
+            raise ModelError(f"its tokenizer has {len(text)} ids, its weights {vocab}: use the model's own tokenizer")
         banned = torch.ones(vocab, dtype=torch.bool)
         banned[[i for i, piece in enumerate(text) if piece]] = False
         banned[[id_ for id_ in facts.open.ends if id_ < vocab]] = False
