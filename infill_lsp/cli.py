@@ -26,7 +26,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        commands = {"doctor": _doctor, "context": _context, "fill": _fill, "gaps": _gaps, "settings": _settings}
+        commands = {
+            "doctor": _doctor,
+            "context": _context,
+            "fill": _fill,
+            "gaps": _gaps,
+            "settings": _settings,
+            "stats": _stats,
+        }
         return commands.get(options.command, _serve)(options)
     except KeyboardInterrupt:
         return 130
@@ -60,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--python", help="as infill.engine.python (default: what infill.toml says)")
     settings = commands.add_parser("settings", help="show what is set for a folder, and where; but for the editor's")
     settings.add_argument("folder", type=Path, nargs="?", default=Path(), help="a workspace folder (default: this one)")
+    commands.add_parser("stats", help="show what was offered and accepted on this machine, day by day")
     context = commands.add_parser("context", help="show what a completion at a place is made from, and why")
     context.add_argument("place", metavar="FILE:LINE:COL", help="from 1, as editors show them")
     context.add_argument("--folder", metavar="DIR", help="the workspace folder (default: the nearest project)")
@@ -146,6 +154,15 @@ def _unheard(port: int, error: OSError) -> str:
 
 def _announce(port: int) -> None:
     print(f"infill-lsp: listening on 127.0.0.1:{port}", file=sys.stderr, flush=True)
+
+
+def _stats(_: argparse.Namespace) -> int:
+    from infill_lsp.statistics import database, report
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    print(report(database()))
+    return 0
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -226,13 +226,11 @@ class Suggestions:
         return Answer(tuple(found), reason, unfinished=unfinished)
 
     def _gap(self, snapshot: Snapshot, trigger: Trigger) -> Gap | Silence:
-        """The gap among all that is known around it, or why nothing is offered there."""
+        """The gap at the cursor, or why nothing is offered there."""
         gap = self._host.silence_of(snapshot.uri, snapshot.language, trigger) or cut(snapshot, trigger)
         if isinstance(gap, Silence):
             return gap
-        if (inside := self._host.settings_of(snapshot.uri).silence_inside(gap.kind)) is not None:
-            return inside
-        return replace(gap, prefix=snapshot.before + gap.prefix, suffix=gap.suffix + snapshot.after)
+        return self._host.settings_of(snapshot.uri).silence_inside(gap.kind) or gap
 
     def _request(
         self,

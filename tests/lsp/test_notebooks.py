@@ -1,0 +1,250 @@
+"""Notebooks, other documents that are no files, and editors that draw nothing inline, by the server in this process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+from editor import Editor
+from lsprotocol import types
+from scripted_engine import Scripted, from_table, served
+
+from infill_lsp import notebooks
+from infill_lsp.cache import MOST
+from infill_lsp.server import InfillServer
+
+NOTEBOOK = "file:///project/book.ipynb"
+CODE, MARKUP = types.NotebookCellKind.Code, types.NotebookCellKind.Markup
+
+
+@pytest.fixture
+async def engine() -> Scripted:
+    return Scripted(from_table({"return ": "first + second", "= ": "1"}))
+
+
+@pytest.fixture
+async def both(home: Path, engine: Scripted) -> AsyncIterator[tuple[Editor, InfillServer]]:
+    async with served(engine) as (editor, server):
+        await editor.initialize(options={"model": "m"})
+        yield editor, server
+
+
+def uri(name: str) -> str:
+    return f"vscode-notebook-cell:/project/book.ipynb#{name}"
+
+
+def cell(name: str, kind: types.NotebookCellKind = CODE) -> types.NotebookCell:
+    return types.NotebookCell(kind, uri(name))
+
+
+def item(name: str, text: str, language: str = "python") -> types.TextDocumentItem:
+    return types.TextDocumentItem(uri(name), language, 1, text)
+
+
+def open_book(editor: Editor) -> None:
+    """An explanation, code, code of another language, code, code."""
+    cells = [cell("m", MARKUP), cell("a"), cell("s"), cell("b"), cell("c")]
+    book = types.NotebookDocument(NOTEBOOK, "jupyter-notebook", 1, cells)
+    texts = [
+        item("m", "# Load\n\nall of it", "markdown"),
+        item("a", "import os\r\nx = os.name"),
+        item("s", "ls", "shellscript"),
+        item("b", "return "),
+        item("c", "y = 2"),
+    ]
+    editor.client.notebook_document_did_open(types.DidOpenNotebookDocumentParams(book, texts))
+    editor.uri = uri("b")
+
+
+def change(editor: Editor, cells: types.NotebookDocumentCellChanges) -> None:
+    event = types.NotebookDocumentChangeEvent(cells=cells)
+    book = types.VersionedNotebookDocumentIdentifier(2, NOTEBOOK)
+    editor.client.notebook_document_did_change(types.DidChangeNotebookDocumentParams(book, event))
+
+
+def splice(editor: Editor, start: int, removed: int, cells: Sequence[types.NotebookCell] = (), **docs: object) -> None:
+    array = types.NotebookCellArrayChange(start, removed, list(cells))
+    structure = types.NotebookDocumentCellChangeStructure(array, **docs)  # type: ignore[arg-type]
+    change(editor, types.NotebookDocumentCellChanges(structure=structure))
+
+
+async def around(editor: Editor, engine: Scripted, line: int = 0, character: int = 7) -> tuple[str, str]:
+    """What the engine is shown before and after the cell's own text."""
+    engine.requests.clear()
+    await editor.complete(line, character)
+    request = engine.requests[0]
+    return request.prefix, request.suffix
+
+
+BEFORE = "# # Load\n#\n# all of it\n\nimport os\nx = os.name\n\n"
+
+
+async def test_all_cells_are_read_around_the_one_that_is_written_in(
+    both: tuple[Editor, InfillServer], engine: Scripted
+) -> None:
+    editor, _ = both
+    open_book(editor)
+    assert await around(editor, engine) == (BEFORE, "\n\ny = 2")
+    assert engine.requests[0].head == "return "
+
+
+async def test_an_explanation_sees_code_as_blocks(both: tuple[Editor, InfillServer], engine: Scripted) -> None:
+    editor, _ = both
+    open_book(editor)
+    editor.uri = uri("m")
+    _, suffix = await around(editor, engine, 2, 9)
+    assert suffix.startswith("\n\n```python\nimport os\nx = os.name\n```\n\n```shellscript\nls\n```")
+
+
+async def test_cells_move_come_change_and_go(both: tuple[Editor, InfillServer], engine: Scripted) -> None:
+    editor, server = both
+    open_book(editor)
+    splice(editor, 4, 1)  # c moves
+    splice(editor, 0, 0, [cell("c")])
+    assert await around(editor, engine) == ("y = 2\n\n" + BEFORE, "")
+    splice(editor, 5, 0, [cell("d")], did_open=[item("d", "z = 3")])
+    assert (await around(editor, engine))[1] == "\n\nz = 3"
+    where = types.Range(types.Position(0, 4), types.Position(0, 5))
+    content = types.NotebookDocumentCellContentChanges(
+        types.VersionedTextDocumentIdentifier(2, uri("d")), [types.TextDocumentContentChangePartial(where, "4")]
+    )
+    change(editor, types.NotebookDocumentCellChanges(text_content=[content]))
+    assert (await around(editor, engine))[1] == "\n\nz = 4"
+    change(editor, types.NotebookDocumentCellChanges(data=[cell("d", MARKUP)]))
+    splice(editor, 0, 3, did_close=[types.TextDocumentIdentifier(uri(name)) for name in "cma"])
+    assert await around(editor, engine) == ("", "\n\nz = 4")
+    splice(editor, 0, 1, [cell("s")], did_close=[], did_open=[item("s", "now = 1")])  # of another language now
+    assert (await around(editor, engine))[0] == "now = 1\n\n"
+    params = types.DidCloseNotebookDocumentParams(types.NotebookDocumentIdentifier(NOTEBOOK), [])
+    editor.client.notebook_document_did_close(params)
+    assert await editor.complete(0, 7) == []
+    assert server.documents == {}
+
+
+async def test_an_edit_of_another_cell_asks_anew_and_leaves_the_waiting_alone(
+    both: tuple[Editor, InfillServer], engine: Scripted
+) -> None:
+    editor, _ = both
+    open_book(editor)
+    assert await editor.complete(0, 7, automatic=True)
+    assert await editor.complete(0, 7, automatic=True)
+    assert len(engine.asked("typed")) == 1
+    editor.uri = uri("c")
+    editor.edit((0, 4), (0, 5), "3")
+    editor.uri = uri("b")
+    assert await editor.complete(0, 7, automatic=True)
+    assert len(engine.asked("typed")) == 2
+    assert engine.requests[-1].document == engine.requests[0].document  # What is encoded of the others serves all.
+
+
+async def test_of_many_cells_the_nearest_are_read(
+    both: tuple[Editor, InfillServer], engine: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    editor, _ = both
+    monkeypatch.setattr(notebooks, "MAX_PREFIX", 30)
+    monkeypatch.setattr(notebooks, "MAX_SUFFIX", 5)
+    open_book(editor)
+    assert await around(editor, engine) == ("import os\nx = os.name\n\n", "")
+
+
+async def test_nonsense_about_notebooks_is_no_fault(both: tuple[Editor, InfillServer], engine: Scripted) -> None:
+    editor, _ = both
+    splice(editor, 7, 9, [cell("x")])
+    open_book(editor)
+    splice(editor, 99, 99)
+    splice(editor, 0, 0, [cell("nowhere")])
+    editor.tell("notebookDocument/didChange", {"notebookDocument": {"uri": NOTEBOOK, "version": 3}, "change": {}})
+    editor.tell("notebookDocument/didSave", {"notebookDocument": {"uri": NOTEBOOK}})
+    editor.tell("notebookDocument/didOpen", {})
+    assert await around(editor, engine) == (BEFORE, "\n\ny = 2")
+    assert editor.messages == []
+
+
+@pytest.mark.parametrize("where", ["untitled:Untitled-1", "vscode-remote://ssh-remote+host/home/a.py"])
+async def test_documents_that_are_no_files_here_are_completed(both: tuple[Editor, InfillServer], where: str) -> None:
+    editor, _ = both
+    editor.uri = where
+    editor.open("return \n")
+    assert (await editor.complete(0, 7, automatic=True) or [])[0].insert_text == "first + second"
+
+
+@pytest.mark.parametrize("where", ["output:task", "git:/a.py?HEAD", "vscode-chat:1"])
+async def test_what_nobody_writes_code_in_is_not(both: tuple[Editor, InfillServer], where: str) -> None:
+    editor, _ = both
+    editor.uri = where
+    editor.open("return \n")
+    assert await editor.complete(0, 7) == []
+    assert "scheme" in (await editor.ask("infill/status", {"textDocument": {"uri": where}})).message
+
+
+async def test_much_is_open_and_changes_often_and_little_is_kept(
+    both: tuple[Editor, InfillServer], engine: Scripted
+) -> None:
+    editor, server = both
+    for i in range(200):
+        editor.uri = f"file:///project/{i}.py"
+        editor.open(f"a = {i}\nreturn \n")
+        assert await editor.complete(1, 7, automatic=True)
+    for i in range(1000):
+        editor.edit((0, 4), (0, 5), str(i % 10))
+    assert await editor.complete(1, 7, automatic=True)
+    assert len(server.documents) == 200
+    assert len(server.suggestions._cache._entries) <= MOST
+    assert len(server.suggestions._ahead) <= 200
+    for i in range(200):
+        editor.uri = f"file:///project/{i}.py"
+        editor.close()
+    assert await editor.complete(1, 7) == []
+    assert server.documents == {}
+    assert server.suggestions._newest == server.suggestions._answers == server.suggestions._ahead == {}
+    assert not server.suggestions._cache._entries
+
+
+# Editors without inline completion.
+
+MENU = types.TextDocumentClientCapabilities(
+    completion=types.CompletionClientCapabilities(
+        completion_item=types.ClientCompletionItemOptions(
+            insert_text_mode_support=types.ClientCompletionItemInsertTextModeOptions([types.InsertTextMode.AsIs])
+        )
+    )
+)
+
+
+async def menu(editor: Editor, line: int, character: int) -> list[types.CompletionItem]:
+    where = types.CompletionParams(types.TextDocumentIdentifier(editor.uri), types.Position(line, character))
+    result = await editor.client.text_document_completion_async(where)
+    assert isinstance(result, types.CompletionList)
+    assert result.is_incomplete
+    return list(result.items)
+
+
+async def test_without_inline_completion_the_text_is_one_entry_of_the_menu(home: Path, engine: Scripted) -> None:
+    engine.write = from_table({"if a:\n": "    pass\n    more()", "𝔘 = fi": "rst(a)"})
+    async with served(engine) as (editor, _):
+        result = await editor.initialize(options={"model": "m"}, text_document=MENU)
+        assert result.capabilities.completion_provider is not None
+        editor.open("𝔘 = fi\nif a:\n")
+        (entry,) = await menu(editor, 0, 7)
+        span = types.Range(types.Position(0, 5), types.Position(0, 7))
+        assert entry.text_edit == types.TextEdit(span, "first(a)")
+        assert (entry.label, entry.filter_text) == ("first(a)", "first(a)")
+        (entry,) = await menu(editor, 2, 0)
+        assert entry.label == "pass …"
+        assert entry.text_edit is not None
+        assert entry.text_edit.new_text == "    pass\n    more()"
+        assert entry.insert_text_mode == types.InsertTextMode.AsIs
+        assert await menu(editor, 1, 0) == []
+        editor.configure({"infill": {"model": "m", "completion": {"fallback": "off"}}})
+        while await menu(editor, 0, 7):
+            pass
+
+
+async def test_an_editor_that_draws_inline_completions_has_nothing_in_its_menu(home: Path, engine: Scripted) -> None:
+    inline = types.TextDocumentClientCapabilities(
+        completion=MENU.completion, inline_completion=types.InlineCompletionClientCapabilities()
+    )
+    async with served(engine) as (editor, _):
+        result = await editor.initialize(options={"model": "m"}, text_document=inline)
+        assert result.capabilities.completion_provider is None
