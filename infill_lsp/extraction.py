@@ -62,6 +62,8 @@ _BLOCK_COMMENTS = ("/*", "<!--", "{-", "(*", "#=", "--[", "=begin")
 _ATTRIBUTES = ("@", "#[", "[<")
 #: Openers that a line goes on after, where the cursor is still in it: `x = |`.
 _GOES_ON = frozenset({"=", "->", "=>"})
+#: Code in a string that has begun and not ended, in any language.
+_INTERPOLATED = re.compile(r"[$#\\][{(][^{}()]*$|[$f]\"[^\"]*\{[^{}]*$")
 _WORD = re.compile(r"\w+")
 
 
@@ -193,14 +195,21 @@ def _empty_body(snapshot: Snapshot, above: int | None, below: int | None, column
     if row is None:
         return None
     outer = indentation(snapshot.lines[row])
-    if below is not None and indentation(snapshot.lines[below]) > outer:
+    closed = (
+        header is not None
+        and bool(header.closer)
+        and below is not None
+        and indentation(snapshot.lines[below]) >= outer
+        and _closes(snapshot, below, header.closer)
+    )
+    if not closed and below is not None and indentation(snapshot.lines[below]) > outer:
         return None
     if header is None:
         # A docstring is a body already: only a cursor that stands deeper than the definition asks for more.
         return _Shape("lines", BODY_LINES, indentation(snapshot.lines[above]), "dedent") if column > outer else None
     if not header.closer:
         return _Shape("lines", BODY_LINES, outer + 1, "dedent")
-    if below is not None and indentation(snapshot.lines[below]) >= outer and _closes(snapshot, below, header.closer):
+    if closed:
         return _Shape("lines", BODY_LINES, outer + 1, "closer")
     # The closer is missing too, and usually stands where the opener's line begins.
     return _Shape("lines", BODY_LINES, outer, "closer", header.closer)
@@ -246,23 +255,24 @@ def _header(snapshot: Snapshot, row: int, last: _Token) -> _Header | None:
     if last.text in _BRACKETS:
         return _Header(row, _BRACKETS[last.text])
     opener = max((one for one in language.openers if _ends_with(last.line, one)), key=len, default="")
-    if opener in _GOES_ON and row == snapshot.row:
+    if opener and row == snapshot.row and (opener in _GOES_ON or snapshot.head[-1:].isspace()):
         return None
     for node in _ancestors(last.node):
         parent = node.parent
-        if parent is None or not _ends_in_row(node, row):
+        if parent is None or not _ends_in_row(snapshot, node, row):
             break
-        if (
-            node.type in language.openers
-            and parent.type != "ERROR"
-            and parent.type in (language.bodies or {parent.type})
-        ):
-            # Where a keyword or a tag closes bodies, what has none has no body: `<br>`.
-            if language.block == "end" and parent.child(parent.child_count - 1) == node:
-                return None
-            return _Header(parent.start_point.row, language.openers[node.type])
-    broken = (
-        last.node is None or last.node.type == "ERROR" or last.node.parent is None or last.node.parent.type == "ERROR"
+        closer = language.openers.get(node.type) if node == last.node else language.headers.get(node.type)
+        if closer is None or not (parent.type in language.bodies or not language.bodies or parent.type == "ERROR"):
+            continue
+        if parent.type == "ERROR" and node == last.node:
+            break  # The words have to say it.
+        # Where a keyword or a tag closes bodies, what has none has no body: `<br>`.
+        if parent.type != "ERROR" and language.block == "end" and parent.child(parent.child_count - 1) == node:
+            return None
+        alone = last.line.lstrip() == opener  # `where` on a line of its own.
+        return _Header(row if alone else parent.start_point.row, closer)
+    broken = any(node.type == "ERROR" for node in islice(_ancestors(last.node), 2)) or (
+        last.node is None or last.node.parent is None
     )
     words = _WORD.findall(last.line)
     word = next((word for word in words[:2] if word in language.words), "")
@@ -277,9 +287,13 @@ def _ends_with(line: str, opener: str) -> bool:
     return line.endswith(opener) and not (is_word(opener[:1]) and is_word(line[: -len(opener)][-1:]))
 
 
-def _ends_in_row(node: Node, row: int) -> bool:
-    """Whether nothing of the node stands below the row; some nodes end with the line's end."""
-    return node.end_point.row == row or node.end_point == (row + 1, 0)
+def _ends_in_row(snapshot: Snapshot, node: Node, row: int) -> bool:
+    """Whether nothing of the node but spaces stands below the row."""
+    end = node.end_point
+    if end.row == row:
+        return True
+    *whole, last = snapshot.lines[row + 1 : end.row + 1]
+    return not any(map(str.strip, whole)) and not _utf8(last)[: end.column].strip()
 
 
 def _documented_row(snapshot: Snapshot, last: _Token) -> int | None:
@@ -339,6 +353,8 @@ def _text_node(snapshot: Snapshot) -> Node | None:
             continue
         if node.type in language.interpolations:
             return None
+        if leaf is not None and leaf.parent == node and leaf.type[-1:] in _BRACKETS and language.interpolations:
+            return None  # Code that is not there yet.
         if node.type in language.comments or (node.type in language.strings and _is_quoted(node)):
             return node
     return None
@@ -364,11 +380,17 @@ def _is_line_comment(node: Node) -> bool:
 
 
 def _open_text(snapshot: Snapshot) -> str:
-    """The quote or the line comment that is open at the cursor, by its line alone; "" in code or a sound tree."""
-    if snapshot.tree is not None and not snapshot.tree.root_node.has_error:
-        return ""
+    """The quote or the line comment that is open at the cursor, by its line alone; "" in code or where nodes tell."""
+    head = snapshot.head
+    if snapshot.tree is not None:
+        ends = (snapshot.row, len(_utf8(head[: _start(head)]))), (snapshot.row, len(_utf8(head)))
+        line = snapshot.tree.root_node.descendant_for_point_range(*ends)
+        if line is None or not line.has_error:
+            return ""
     language = languages.of(snapshot.language)
-    head, at, quote = snapshot.head, 0, ""
+    if language.interpolations and _INTERPOLATED.search(head):
+        return ""
+    at, quote = 0, ""
     while at < len(head):
         if quote:
             if head.startswith(quote, at):

@@ -59,9 +59,11 @@ class Language:
     docstrings: bool = False
     #: Lists of arguments and of parameters.
     arguments: frozenset[str] = NONE
-    #: What ends the header of a body at a line's end, brackets aside -> what closes that body ("": a dedent).
+    #: Tokens that end the header of a body at a line's end, brackets aside -> what closes that body ("": a dedent).
     openers: Mapping[str, str] = field(default_factory=dict)
-    #: The nodes that such an opener is a part of then; empty: any.
+    #: The same for nodes of several tokens: lists of parameters, tags.
+    headers: Mapping[str, str] = field(default_factory=dict)
+    #: The nodes that such an opener or header is a part of then; empty: any.
     bodies: frozenset[str] = NONE
     #: First words of such a header, for code too broken to have nodes -> what closes its body. With the block style
     #: "end" they do without an opener.
@@ -213,7 +215,7 @@ LANGUAGES: dict[str, Language] = {
             "lambda_capture_specifier"
         ),
         openers=_all(":"),
-        bodies=_set("case_statement labeled_statement access_specifier"),
+        bodies=_set("case_statement labeled_statement field_declaration_list"),
         words=_all("case default public private protected"),
         definitions=_set(
             "function_definition class_specifier struct_specifier union_specifier enum_specifier namespace_definition "
@@ -271,7 +273,8 @@ LANGUAGES: dict[str, Language] = {
         strings=_set("string heredoc_body subshell regex delimited_symbol"),
         interpolations=_set("interpolation"),
         arguments=_set("argument_list method_parameters"),
-        openers=_all("do then begin else ensure method_parameters block_parameters", "end"),
+        openers=_all("do then begin else ensure", "end"),
+        headers=_all("method_parameters block_parameters", "end"),
         bodies=_set("method singleton_method do_block begin if unless else ensure do while until for"),
         words=_all("def class module if unless while until case when for begin else elsif rescue ensure in", "end"),
         clauses=_set("else elsif when rescue ensure in"),
@@ -339,7 +342,6 @@ LANGUAGES: dict[str, Language] = {
         docs=("/**",),
         arguments=_set("arguments parameters class_parameters type_arguments"),
         openers=_all("= => : then do else yield match with try catch finally"),
-        words=_all("def val var class object trait enum case if else for while given extension try catch finally"),
         clauses=_set("else catch finally"),
         definitions=_set(
             "function_definition function_declaration class_definition object_definition trait_definition "
@@ -356,7 +358,8 @@ LANGUAGES: dict[str, Language] = {
         strings=_set("string"),
         docs=("---",),
         arguments=_set("arguments parameters"),
-        openers=_all("then do else parameters", "end") | {"repeat": "until"},
+        openers=_all("then do else", "end") | {"repeat": "until"},
+        headers=_all("parameters", "end"),
         bodies=_set(
             "if_statement elseif_statement else_statement for_statement while_statement do_statement repeat_statement "
             "function_declaration function_definition"
@@ -385,7 +388,7 @@ LANGUAGES: dict[str, Language] = {
         indent="  ",
         strings=_set("quoted_attribute_value"),
         quotes="",
-        openers=_all("start_tag", "</"),
+        headers=_all("start_tag", "</"),
         bodies=_set("element"),
         injections=(
             Injection(
@@ -481,7 +484,8 @@ LANGUAGES: dict[str, Language] = {
         quotes='"',
         docs=('"""',),
         arguments=_set("argument_list tuple_expression"),
-        openers=_all("signature begin do else try finally", "end"),
+        openers=_all("begin do else try finally", "end"),
+        headers=_all("signature argument_list", "end"),
         bodies=_set("function_definition macro_definition compound_statement do_clause else_clause try_statement"),
         words=_all(
             "function macro struct mutable module if for while let begin quote try else elseif catch finally",
@@ -533,7 +537,6 @@ LANGUAGES: dict[str, Language] = {
         quotes='"',
         docs=("(**",),
         openers=_all("= -> then else do with function try", "") | _all("struct sig begin object", "end"),
-        words=_all("let and match if type module"),
         clauses=_set("end done else with"),
         definitions=_set(
             "value_definition type_definition module_definition module_type_definition exception_definition"
@@ -549,7 +552,8 @@ LANGUAGES: dict[str, Language] = {
         strings=_set("string"),
         quotes="",
         arguments=_set("function_call variable_reference"),
-        openers=_all(": prerequisites"),
+        openers=_all(":"),
+        headers=_all("prerequisites"),
         bodies=_set("rule"),
         clauses=_set("else endif endef"),
         definitions=_set("rule define_directive"),

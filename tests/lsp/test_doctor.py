@@ -115,3 +115,25 @@ def test_of_an_engine_elsewhere_only_that_it_answers_is_examined(home: Path) -> 
     assert code == 1
     assert "no engine answers at http://127.0.0.1:9" in output
     assert "torch" not in output
+
+
+def test_it_says_which_languages_have_a_grammar_and_which_do_not(home: Path) -> None:
+    """One that is not installed is no fault; one that does not load is."""
+    hooks = home / "hooks"
+    hooks.mkdir()
+    (hooks / "tree_sitter_go.py").write_text("raise ImportError")
+    (hooks / "sitecustomize.py").write_text(
+        "from dataclasses import replace\n"
+        "from infill_lsp.languages import LANGUAGES\n"
+        "LANGUAGES['rust'] = replace(LANGUAGES['rust'], package='tree-sitter-no-such-grammar')\n"
+    )
+    code, output = doctor("--model", fake_model(home, "quick", {"return ": "a + b"}), PYTHONPATH=str(hooks))
+    lines = output.splitlines()
+    found = next(line for line in lines if line.startswith("✓ grammars: "))
+    missing = next(index for index, line in enumerate(lines) if line.startswith("- no grammar"))
+    assert code == 1
+    assert re.search(r"\bpython \d", found)
+    assert not re.search(r"\b(go|rust) \d", found)
+    assert "rust" in lines[missing]
+    assert "infill-lsp[grammars]" in lines[missing + 1]
+    assert [line.split(":")[0].split()[1:3] for line in lines if line.startswith("✗")] == [["grammar", "go"]]
