@@ -124,7 +124,6 @@ class ByTree:
             (self._row, self._column + gone),
             (self._row + written.count(b"\n"), column),
         )
-        self._parser.included_ranges = edited.included_ranges  # Of a fence or a script it is that alone.
         tree = None
         if self._left_s > 0:
             # Where the language is embedded in another, of its piece alone.

@@ -219,6 +219,7 @@ class _Filling:
         least = [gap.min_indent, site.min_indent] if gap.head.strip() else [site.min_indent, gap.min_indent]
         return replace(
             gap,
+            kind="selection" if site.lines is not None else gap.kind,
             prefix=self._snapshot.before + gap.prefix,
             suffix=gap.suffix + self._snapshot.after,
             max_lines=max_lines,
