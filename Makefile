@@ -7,7 +7,7 @@ PYTHON ?= python3
 TORCH_INDEX ?= $(shell command -v nvidia-smi >/dev/null 2>&1 || echo https://download.pytorch.org/whl/cpu)
 # What a GPU machine with torch, Triton and pytest is likely to lack; see bench/gpu.sh.
 WHEELS := anyio attrs cattrs click gguf h11 httpcore idna lsprotocol markdown-it-py mdurl msgspec platformdirs \
-	prometheus-client pygls pygments pytest-asyncio rich starlette tree-sitter tree-sitter-python uvicorn
+	prometheus-client pygls pygments pytest-asyncio rich starlette uvicorn $(shell sed -n 's/^\(tree-sitter[a-z-]*\)==.*/\1/p' constraints.txt)
 BIN := .venv/bin
 READY := .venv/.ready
 

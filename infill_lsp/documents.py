@@ -246,7 +246,7 @@ def _content(node: Node, injection: Injection, lines: tuple[str, ...]) -> _Embed
         start = above + 1, 0
     header = "\n".join(lines[node.start_point.row : above + 1])
     named = re.search(injection.named, header) if injection.named else None
-    return _Embedded(languages.name_of(named["id"]) if named else injection.default or "plaintext", (start, end))
+    return _Embedded(languages.lsp_id(named["id"]) if named else injection.default or "plaintext", (start, end))
 
 
 def reparsed(tree: Tree, old: tuple[str, ...], new: tuple[str, ...]) -> Tree | None:

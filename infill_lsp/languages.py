@@ -629,6 +629,9 @@ ALIASES = {
     "mk": "make",
 }
 
+#: What LSP calls the languages that have other names here.
+LSP_IDS = {"bash": "shellscript", "make": "makefile", "tsx": "typescriptreact"}
+
 #: A language that is not in the table: its blocks go by brackets and indentation.
 PLAIN = Language(package="", comments=NONE, quotes="")
 
@@ -637,6 +640,12 @@ def name_of(language: str) -> str:
     """The table's name for an editor's language id, or for what a fence calls one; the id itself if there is none."""
     lower = language.lower()
     return ALIASES.get(lower, lower)
+
+
+def lsp_id(language: str) -> str:
+    """What LSP calls a language of whatever name."""
+    name = name_of(language)
+    return LSP_IDS.get(name, name)
 
 
 def of(language: str) -> Language:
