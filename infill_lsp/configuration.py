@@ -6,6 +6,7 @@ Translates between LSP and `Sources`. It does not know what a setting does: whoe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 
@@ -44,8 +45,13 @@ class Configuration:
         self._begin(self._follow())
 
     async def settled(self) -> None:
-        """Waits until all has been heard once: before that a document may seem to be offered what it is not."""
-        await self._settled.wait()
+        """Waits until all has been heard once: before that a document may seem to be offered what it is not. Not for
+        long, for an editor may never say that it listens."""
+        if not self._settled.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE_S):
+                    await self._settled.wait()
+            self._settled.set()
 
     async def pushed(self, settings: object) -> None:
         """The editor says that its settings changed, and perhaps what they are, all of them. Those of other sections,

@@ -15,6 +15,8 @@ from lsprotocol import types
 from peer import listening, plain
 from pygls.exceptions import JsonRpcInvalidParams
 
+from infill_lsp.server import create_server
+
 pytestmark = pytest.mark.process
 
 
@@ -111,6 +113,12 @@ async def test_an_editor_that_does_not_say_its_settings_is_not_waited_for_long(
     editor.open("return ")
     assert (await editor.item(0, 7)).insert_text == "a + b"
     over.set()
+
+
+async def test_an_editor_that_never_says_that_it_listens_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infill_lsp.configuration.PATIENCE_S", 0.01)
+    async with asyncio.timeout(20):
+        await create_server().settled()
 
 
 async def test_the_persons_file_is_read_and_followed(editor: Editor, quick: str, shop: Path, config: Path) -> None:
