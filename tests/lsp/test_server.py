@@ -64,7 +64,10 @@ async def test_initialize_says_what_the_server_does(editor: Editor, home: Path) 
     assert isinstance(sync, types.TextDocumentSyncOptions)
     assert sync.change == types.TextDocumentSyncKind.Incremental
     assert result.capabilities.inline_completion_provider is not None
-    assert result.capabilities.notebook_document_sync is None
+    assert result.capabilities.notebook_document_sync is not None
+    assert result.capabilities.completion_provider is None
+    assert result.capabilities.execute_command_provider is not None
+    assert all(name.startswith("infill.server.") for name in result.capabilities.execute_command_provider.commands)
     await editor.client.shutdown_async(None)
     editor.client.exit(None)
     assert await editor.exit_code() == 0
@@ -149,8 +152,10 @@ async def test_nothing_is_offered_where_nothing_is_known_or_wanted(editor: Edito
     assert await editor.complete(0, 0) == []  # Not open.
     editor.open("return ")
     assert await editor.complete(0, 7) == []  # Switched off.
-    editor.configure({"infill": {"model": quick}})
-    assert (await editor.item(0, 7)).insert_text == "a + b"
+    editor.configure({"infill": {"model": quick, "enabled": True}})
+    async with asyncio.timeout(20):
+        while not await editor.complete(0, 7):  # noqa: ASYNC110 - settings take effect a moment later
+            await asyncio.sleep(0.02)
     editor.edit((0, 0), (0, 7), "pass ")
     assert await editor.complete(0, 5) == []  # The model has nothing to say.
 
@@ -343,7 +348,8 @@ async def test_an_idle_engine_that_was_killed_is_replaced_without_a_word(editor:
     editor.open("return ")
     assert (await editor.item(0, 7)).insert_text == "a + b"
     os.kill((await busy(model, 0)).pid, signal.SIGKILL)
-    assert await editor.complete(0, 7) == []
+    editor.edit((0, 0), (0, 0), "y = 1\n")  # What was offered is known without an engine.
+    assert await editor.complete(1, 7) == []
     await busy(model, 0)
     assert editor.messages == []
 
@@ -357,6 +363,7 @@ async def test_the_deadline_runs_from_the_request(monkeypatch: pytest.MonkeyPatc
 
     server = create_server()
     monkeypatch.setattr(server.engine, "infill", infill)
+    monkeypatch.setattr(server, "settled", lambda: asyncio.sleep(0))
     snapshot = Document("file:///x", "python", 1, "return ").snapshot(0, 7, "utf-8")
     for spent_s in (1.0, 60.0):
         await server.suggestions.ask(Question(snapshot, "invoked", time.monotonic() - spent_s))
