@@ -176,9 +176,11 @@ class Suggestions:
                 self._prepare(self._newest[uri], answer)
 
     def forget(self) -> None:
-        """The settings are others, or the model is: what was offered counts no more."""
-        for uri in list(self._newest):
-            self.changed(uri)
+        """The settings are others, or the model is: what was offered counts no more. Whoever waits is answered."""
+        for task in self._ahead.values():
+            task.cancel()
+        self._ahead.clear()
+        self._answers.clear()
         self._cache.drop()
 
     async def aclose(self) -> None:

@@ -119,7 +119,7 @@ async def test_cells_move_come_change_and_go(both: tuple[Editor, InfillServer], 
     params = types.DidCloseNotebookDocumentParams(types.NotebookDocumentIdentifier(NOTEBOOK), [])
     editor.client.notebook_document_did_close(params)
     assert await editor.complete(0, 7) == []
-    assert server.documents == {}
+    assert server.documents == server.notebooks._notebook == server.notebooks._cells == {}
 
 
 async def test_an_edit_of_another_cell_asks_anew_and_leaves_the_waiting_alone(

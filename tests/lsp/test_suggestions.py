@@ -119,6 +119,19 @@ async def test_other_settings_make_what_was_offered_void(typing: Editor, engine:
             assert await offered(typing, 0, 7) == ["first + second"]
 
 
+async def test_who_waits_while_settings_change_is_answered(typing: Editor, engine: Scripted) -> None:
+    typing.open("return \n")
+    engine.goes_on.clear()
+    waiting = asyncio.create_task(offered(typing, 0, 7))
+    await until(lambda: typed(engine) == 1)
+    typing.configure({"infill": {"model": "m", "trigger": "manual"}})
+    async with asyncio.timeout(20):
+        while "infill.trigger" not in (await typing.ask("infill/why", where(typing, 0, 3))).reason:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    engine.goes_on.set()
+    assert await waiting == ["first + second"]
+
+
 TEXT = st.text(st.sampled_from("ab(\n)é𝔘 "), max_size=12)
 
 
@@ -253,7 +266,7 @@ async def test_what_an_editor_shows_and_does_not_ask_for_again_may_only_grow(hom
     def write(request: InfillRequest) -> list[Event]:
         if request.priority == "typed":
             return [sure("first"), Final("deadline")]
-        return [sure("fairly other"), Final("end")]
+        return [sure("fairly_other"), Final("end")]
 
     engine = Scripted(write)
     async with served(engine) as (editor, _):
@@ -280,6 +293,7 @@ async def test_asked_by_hand_there_are_several_that_differ_in_more_than_space(ty
     items = await typing.complete(0, 4)
     assert [item.insert_text for item in items or []] == ["one(a)", "two(b)"]
     assert [request.avoid for request in engine.asked("explicit")] == [(), ("one(a)",), ("one(a)", "two(b)")]
+    assert await offered(typing, 0, 4) == ["one(a)"]
     typing.edit((0, 4), (0, 4), "tw")
     assert await offered(typing, 0, 6) == ["o(b)"]
     assert await offered(typing, 0, 6) == ["o(b)"]
