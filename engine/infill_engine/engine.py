@@ -649,6 +649,8 @@ class Engine:
         if not run.following:
             run.text.score(at, None, end_prob)
             return canvas
+        if slot - 1 <= -len(canvas.left):
+            return canvas  # Nothing stands before the document's first line end that a suffix could follow.
         if run.refused is not None and run.refused[0] == slot:
             end_prob = run.refused[1]
         run.scoring.append((at, end_prob))

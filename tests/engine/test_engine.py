@@ -499,6 +499,13 @@ def test_line_ends_are_scored_by_the_suffix_behind_them():
     assert last.end_prob > 0.99
 
 
+def test_an_empty_document_may_begin_with_an_empty_line_before_its_suffix():
+    engine, _ = build({"": "\nfirst\nsecond"})
+    text, _, events = run(engine, request(prefix="", head="", suffix="\nend\n", max_lines=8))
+    assert text.startswith("\nfirst")
+    assert 0 not in {end.offset for event in events if isinstance(event, Candidate) for end in event.ends}
+
+
 BODY = {"f():": "\n  a\n  b", "\n  a\n  b\n": "end\n"}
 
 
