@@ -264,7 +264,7 @@ class EngineClient:
             self._connections = None
 
     @property
-    def _headers(self) -> dict[str, str]:
+    def _headers(self) -> dict[bytes | str, bytes | str]:
         return {"content-type": "application/json"}
 
     @property

@@ -59,7 +59,7 @@ class RemoteEngine(EngineClient):
         raise EngineError(f"the engine at {self._address} is not ended from here: {self._end_it}")
 
     @property
-    def _headers(self) -> dict[str, str]:
+    def _headers(self) -> dict[bytes | str, bytes | str]:
         if not self._token:
             self._token = self._read_token()
         return {**super()._headers, "authorization": f"Bearer {self._token}"}
