@@ -575,11 +575,17 @@ async def test_no_canvas_is_sent_unasked(editor: Editor, quick: str) -> None:
 async def test_the_status_of_the_engine_can_be_asked_for(editor: Editor, home: Path, quick: str) -> None:
     model = fake_model(home, "other", TABLE)
     await editor.start(options={"model": model, "enabled": False})
+    assert await editor.complete(0, 0) == []  # The settings have taken effect.
     status = await editor.client.protocol.send_request_async("infill/status", None)
-    assert (status.state, status.model, status.message) == ("stopped", model, "")
-    await ready(model)
-    status = await editor.client.protocol.send_request_async("infill/status", {})
-    assert (status.state, status.model, status.progress) == ("ready", model, None)
+    assert (status.state, status.model) == ("off", model)
+    assert "infill.enabled" in status.message
+    assert await engine_status(model) is None
+    editor.configure({"infill": {"model": model, "enabled": True}})
+    async with asyncio.timeout(60):
+        while status.state != "ready":
+            await asyncio.sleep(0.05)
+            status = await editor.client.protocol.send_request_async("infill/status", {})
+    assert (status.model, status.progress, status.folders) == (model, None, [])
 
 
 async def test_over_tcp_one_editor_is_served_and_others_are_turned_away(editor: Editor, home: Path) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from infill_engine.protocol import Event, Final, InfillRequest
 from lsprotocol import types
 from marked import at
+from pygls.exceptions import JsonRpcException
 from scripted_engine import Scripted, from_table, served, status, sure
 
 from infill_lsp import cache
@@ -174,6 +175,29 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for place in places[:50]:
         kept.put(place, Edit(0, 4, 4, "1"))
     assert sum(bool(kept.find(place)) for place in places) == 25
+
+
+async def test_an_answer_is_for_the_newest_text_and_the_newest_request_alone(typing: Editor, engine: Scripted) -> None:
+    typing.open("return \n")
+    engine.goes_on.clear()
+    older = asyncio.create_task(offered(typing, 0, 7))
+    await until(lambda: typed(engine) == 1)
+    newer = asyncio.create_task(offered(typing, 0, 7))
+    await until(lambda: typed(engine) == 2)
+    cancelled = asyncio.create_task(typing.complete(0, 7, msg_id="mine", automatic=True))
+    await until(lambda: typed(engine) == 3)
+    typing.client.cancel_request(types.CancelParams("mine"))
+    with pytest.raises(JsonRpcException) as caught:
+        await cancelled
+    assert caught.value.code == types.LSPErrorCodes.RequestCancelled
+    await until(lambda: engine.cancelled == engine.requests[2:])
+    last = asyncio.create_task(offered(typing, 0, 7))
+    await until(lambda: typed(engine) == 4)
+    typing.edit((1, 0), (1, 0), "x")
+    assert (await typing.ask("infill/status", None)).state == "busy"  # The edit has arrived.
+    engine.goes_on.set()
+    assert [await older, await newer, await last] == [None, None, None]
+    assert await offered(typing, 0, 7) == ["first + second"]
 
 
 # What is prepared ahead.
