@@ -588,6 +588,21 @@ async def test_the_status_of_the_engine_can_be_asked_for(editor: Editor, home: P
     assert (status.model, status.progress, status.folders) == (model, None, [])
 
 
+async def test_switched_off_the_model_is_given_back(editor: Editor, home: Path) -> None:
+    model = fake_model(home, "given", TABLE)
+    await editor.start(options={"model": await ready(model)})
+    editor.open("return ")
+    assert (await editor.item(0, 7)).insert_text == "a + b"
+    editor.configure({"infill": {"model": model, "enabled": False}})
+    async with asyncio.timeout(10):
+        while "not in memory" not in (await busy(model, 0)).message:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.05)
+    editor.configure({"infill": {"model": model, "enabled": True}})
+    async with asyncio.timeout(20):
+        while not await editor.complete(0, 7):  # noqa: ASYNC110 - settings take effect a moment later
+            await asyncio.sleep(0.05)
+
+
 async def test_over_tcp_one_editor_is_served_and_others_are_turned_away(editor: Editor, home: Path) -> None:
     command = [sys.executable, "-m", "infill_lsp", "--tcp"]
     server = await asyncio.create_subprocess_exec(*command, stderr=subprocess.PIPE)
