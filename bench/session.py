@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from infill_engine import process
+import httpcore
+from infill_engine import process, protocol
 from infill_engine.protocol import Status
 from lsprotocol import types
 from pygls.lsp.client import LanguageClient
@@ -33,6 +34,31 @@ class Answer:
         return str(self.items[0].insert_text) if self.items else ""
 
 
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A question that is not answered yet."""
+
+    key: str
+    #: The document's, when it was asked.
+    version: int
+    answer: asyncio.Future[Any]
+    #: When it was asked, taken back and answered, in seconds of the performance counter.
+    asked: float = field(default_factory=time.perf_counter)
+    cancelled: float = 0.0
+    answered: float = 0.0
+
+    def note(self) -> None:
+        self.answered = time.perf_counter()
+
+    @property
+    def items(self) -> list[types.InlineCompletionItem] | None:
+        """What is offered; None before it is answered, and where it was not."""
+        if not self.answer.done() or self.answer.cancelled() or self.answer.exception() is not None:
+            return None
+        result = self.answer.result()
+        return list(result.items) if isinstance(result, types.InlineCompletionList) else None
+
+
 class Session:
     """One server process with its documents. Use as an asynchronous context manager."""
 
@@ -43,13 +69,15 @@ class Session:
         self._client = LanguageClient("infill-session", "1")
         self._versions: dict[str, int] = {}
         self._timing: dict[str, Any] = {}
+        self._timings: dict[tuple[str, int], dict[str, Any]] = {}
+        self._asked = 0
         self._engine = EngineClient(options.get("model", "embedded"))
         #: Called with each `infill/canvas` notification.
         self.on_frame: Callable[[Any], None] = lambda frame: None
 
     async def __aenter__(self) -> Session:
         client = self._client
-        client.feature("infill/timing")(lambda timing: self._timing.update(_plain(timing)))
+        client.feature("infill/timing")(lambda timing: self._heard(timing))
         client.feature("infill/canvas")(lambda frame: self.on_frame(frame))
         client.feature(types.WINDOW_SHOW_MESSAGE)(lambda message: print(message.message, file=sys.stderr))
         await client.start_io(sys.executable, "-m", "infill_lsp")
@@ -57,6 +85,11 @@ class Session:
         await client.initialize_async(types.InitializeParams(capabilities, initialization_options=self._options))
         client.initialized(types.InitializedParams())
         return self
+
+    def _heard(self, timing: Any) -> None:
+        plain = _plain(timing)
+        self._timing.update(plain)
+        self._timings[plain["textDocument"].uri, plain["version"]] = plain
 
     async def __aexit__(self, *_: object) -> None:
         await self._engine.aclose()
@@ -96,9 +129,13 @@ class Session:
 
     def insert(self, uri: str, line: int, character: int, text: str) -> None:
         """An edit that puts `text` at a position."""
-        self._versions[uri] += 1
         at = types.Position(line, character)
-        change = types.TextDocumentContentChangePartial(range=types.Range(at, at), text=text)
+        self.replace(uri, types.Range(at, at), text)
+
+    def replace(self, uri: str, where: types.Range, text: str) -> None:
+        """An edit that puts `text` in place of what is there."""
+        self._versions[uri] += 1
+        change = types.TextDocumentContentChangePartial(range=where, text=text)
         document = types.VersionedTextDocumentIdentifier(self._versions[uri], uri)
         self._client.text_document_did_change(types.DidChangeTextDocumentParams(document, [change]))
 
@@ -110,6 +147,31 @@ class Session:
         ms = (time.perf_counter() - began) * 1000
         items = result.items if isinstance(result, types.InlineCompletionList) else list(result or [])
         return Answer(ms, list(items), self._timing)
+
+    def ask(self, uri: str, line: int, character: int) -> Asked:
+        """The same, not waited for."""
+        self._asked += 1
+        key = f"asked-{self._asked}"
+        answer = self._client.protocol.send_request_async(
+            types.TEXT_DOCUMENT_INLINE_COMPLETION, _params(uri, line, character, False), msg_id=key
+        )
+        asked = Asked(key, self._versions[uri], answer)
+        answer.add_done_callback(lambda _: asked.note())
+        return asked
+
+    def cancel(self, asked: Asked) -> None:
+        """Takes a question back."""
+        asked.cancelled = time.perf_counter()
+        self._client.cancel_request(types.CancelParams(asked.key))
+
+    def timing(self, uri: str, version: int) -> dict[str, Any]:
+        """`infill/timing` of the question about a version of a document; {} where the engine was not asked."""
+        return self._timings.get((uri, version), {})
+
+    async def metrics(self) -> str:
+        """What the engine has counted so far."""
+        async with httpcore.AsyncConnectionPool(uds=str(protocol.socket_path(self._engine.model))) as pool:
+            return (await pool.request("GET", "http://engine/metrics")).content.decode()
 
     async def cancelled(self, uri: str, line: int, character: int, after_s: float) -> float | None:
         """Asks, cancels after `after_s` seconds, and returns the milliseconds from there until the engine works for
