@@ -91,9 +91,9 @@ async def run(editor: Editor, argument: Any) -> Any:
     )
 
 
-async def busy(model: str, live: int) -> None:
+async def busy(model: str, live: bool) -> None:
     async with asyncio.timeout(20):
-        while (status := await engine_status(model)) is None or status.live != live:  # noqa: ASYNC110
+        while (status := await engine_status(model)) is None or bool(status.live) != live:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
@@ -144,7 +144,7 @@ async def test_cancelling_ends_it_in_the_engine_too(editor: Editor, slow: str, b
     editor.client.progress_reports[7] = []
     params = {"textDocument": {"uri": editor.uri, "version": 1}, "ranges": [], "mode": "holes", "workDoneToken": 7}
     asked = asyncio.ensure_future(editor.client.protocol.send_request_async("infill/fill", params, "mine"))
-    await busy(slow, 3)
+    await busy(slow, True)
     if by == "request":
         editor.client.cancel_request(types.CancelParams("mine"))
     else:
@@ -155,7 +155,7 @@ async def test_cancelling_ends_it_in_the_engine_too(editor: Editor, slow: str, b
     with pytest.raises(JsonRpcException) as caught:
         await asked
     assert caught.value.code == types.LSPErrorCodes.RequestCancelled
-    await busy(slow, 0)
+    await busy(slow, False)
     assert editor.client.progress_reports[7][-1].kind == "end"
     assert editor.messages == []
 
@@ -164,7 +164,7 @@ async def test_a_document_that_moves_elsewhere_is_followed(editor: Editor, slow:
     await start(editor, slow)
     editor.open("import os\n\nreturn ???\n")
     asked = asyncio.ensure_future(fill(editor))
-    await busy(slow, 1)
+    await busy(slow, True)
     editor.edit((0, 0), (0, 0), "import re\n")
     answer = await asked
     assert answer.version == 2
@@ -175,12 +175,12 @@ async def test_a_place_that_changes_is_not_filled(editor: Editor, slow: str) -> 
     await start(editor, slow)
     editor.open("return ???\n")
     asked = asyncio.ensure_future(fill(editor))
-    await busy(slow, 1)
+    await busy(slow, True)
     editor.edit((0, 0), (0, 0), " ")
     with pytest.raises(JsonRpcException) as caught:
         await asked
     assert caught.value.code == types.LSPErrorCodes.ContentModified
-    await busy(slow, 0)
+    await busy(slow, False)
     editor.version = 1  # What was meant is another text.
     with pytest.raises(JsonRpcException) as caught:
         await fill(editor)
