@@ -11,18 +11,24 @@ from typing import Any
 import pytest
 import torch
 from infill_engine.checkpoint import Loaded, opened
-from infill_engine.core import complete
-from infill_engine.families.diffusion_gemma import _KV, DiffusionGemma, Shape
+from infill_engine.config import EngineConfig
+from infill_engine.core import Contexts, OpenCanvas, Pass, complete
+from infill_engine.engine import Engine
+from infill_engine.families.diffusion_gemma import _KV, DiffusionGemma, DiffusionGemmaDenoiser, Shape, facts
+from infill_engine.policy import AnnealedPolicy, SeededNoise
 from torch import Tensor
 
 transformers = pytest.importorskip("transformers", minversion="5.11", reason="transformers with DiffusionGemma")
 
+generation = pytest.importorskip("transformers.models.diffusion_gemma.generation_diffusion_gemma")
+EntropyBoundSamplerConfig = generation.EntropyBoundSamplerConfig
+
 VOCAB, WINDOW, CANVAS = 128, 16, 8
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """transformers' model, every weight random, those that begin as ones too: a norm left out would not show."""
+def tiny(gain: float = 1.0) -> Any:
+    """transformers' model, every weight random, those that begin as ones too: a norm left out would not show. gain: of
+    what the layers add; where it is small, what a slot holds is what is predicted there."""
     torch.manual_seed(0)
     text = transformers.DiffusionGemmaTextConfig(
         vocab_size=VOCAB,
@@ -68,9 +74,16 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Any:
         for name, tensor in unlike.values():
             if name.endswith(("norm.weight", "scale", "layer_scalar", "norm_1.weight", "norm_2.weight")):
                 tensor.uniform_(0.5, 1.5)
-            elif tensor.dim() > 1:
-                tensor.mul_(10)
+                if name.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")):
+                    tensor.mul_(gain)
+            elif tensor.dim() > 1:  # self-conditioning less, lest rounding grow tenfold with each pass of a trace
+                tensor.mul_(2 if "self_conditioning" in name else 10)
     return model
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    return tiny()
 
 
 @pytest.fixture(scope="module")
@@ -209,3 +222,115 @@ def test_self_conditioning_is_that_of_transformers(reference: Any, folder: Path)
     found = logits(model, decoded(model, [kv], [canvas], before[0].softmax(-1) @ model.embedding))
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     assert worst(logits(model, decoded(model, [kv], [canvas])), wanted) > 1e-2
+
+
+class Ids:
+    """A codec whose texts are ids, which is all that a trace needs."""
+
+    tokens = tuple(b"%d " % i for i in range(VOCAB))
+    joins_newlines = False
+
+    def encode(self, text: str) -> list[int]:
+        return [int(word) for word in text.split()]
+
+    def last_piece(self, text: str) -> str:
+        return ""
+
+
+class Trace:
+    """What transformers' loop says after each pass."""
+
+    def __init__(self) -> None:
+        self.drafts: list[list[int]] = []
+        self._takes_logits = False
+
+    def put(self, value: Tensor) -> None:
+        """The whole text, which is compared by itself."""
+
+    def put_draft(self, value: Tensor) -> None:
+        self.drafts.append(value[0].tolist())
+
+    def end(self) -> None:
+        """Nothing is held back."""
+
+
+def generated(
+    reference: Any, prefix: Tensor, noise: SeededNoise, tokens: int, **options: Any
+) -> tuple[list[int], Trace]:
+    """transformers' own loop, its random draws taken from `noise`."""
+    randint = torch.randint
+
+    def draw(low: int = 0, high: int = VOCAB, size: tuple[int, int] = (1, 1), **_: Any) -> Tensor:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "randint", randint)
+            return torch.tensor(noise.ids(size[1], VOCAB)).view(size)
+
+    def multinomial(probs: Tensor, num_samples: int) -> Tensor:
+        return (probs.log() + noise.gumbel(*probs.shape)).argmax(-1, keepdim=True)
+
+    trace = Trace()
+    sampler = EntropyBoundSamplerConfig(entropy_bound=options.pop("bound"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "randint", draw)
+        patch.setattr(torch, "multinomial", multinomial)
+        out = reference.generate(
+            input_ids=prefix[None],
+            max_new_tokens=tokens,
+            streamer=trace,
+            sampler_config=sampler,
+            stability_threshold=1,
+            eos_token_id=None,
+            pad_token_id=None,
+            **options,
+        )
+    return out.sequences[0, len(prefix) :].tolist(), trace
+
+
+def ours_generated(
+    model: DiffusionGemma, prefix: Tensor, noise: SeededNoise, blocks: int, policy: AnnealedPolicy
+) -> tuple[list[int], list[list[int]]]:
+    """The same by the engine's passes and the family's policy; a canvas that is full is encoded behind the prefix."""
+    family = DiffusionGemmaDenoiser(model, facts({"text_config": {"vocab_size": VOCAB}, "canvas_length": CANVAS}, {}))
+    engine = Engine("trace", family, Ids(), EngineConfig(memory=False))
+    kv = encoded(model, prefix.tolist())
+    text: list[int] = []
+    drafts: list[list[int]] = []
+    for _ in range(blocks):
+        canvas, state = OpenCanvas.of(kv.length, (), noise.ids(CANVAS, VOCAB), ()), None
+        while not canvas.full:
+            asked = Pass(canvas, Contexts(kv), state, reading=policy.reading(canvas), noise=noise)
+            (outcome,) = engine.denoise([asked])
+            canvas, state = policy.step(canvas, outcome.rows, noise), outcome.state
+            drafts.append(outcome.rows.token)
+        text += canvas.slots
+        complete(family.encode(canvas.slots, kv))
+    return text, drafts
+
+
+@pytest.mark.parametrize(
+    ("gain", "bound", "settled", "passes"), [(1.0, 0.1, 0.005, 24), (1.0, 6.0, 3.0, 24), (0.1, 99.0, 1.0, 4)]
+)
+def test_the_whole_trace_is_that_of_transformers(
+    tmp_path: Path, gain: float, bound: float, settled: float, passes: int
+) -> None:
+    """Two canvases, the first one committed into the prefix: by the published numbers, and by others; the
+    last ones settle before their passes are spent."""
+    reference, (prefix, _) = tiny(gain), drawn(1, 20)
+    reference.save_pretrained(tmp_path)
+    hottest, coldest = (0.02, 0.01) if bound == 99 else (0.8, 0.4)
+    policy = AnnealedPolicy(VOCAB, 12, bound, hottest, coldest, settled)
+    wanted, trace = generated(
+        reference,
+        prefix,
+        SeededNoise(1),
+        2 * CANVAS,
+        max_denoising_steps=12,
+        bound=bound,
+        t_min=coldest,
+        t_max=hottest,
+        confidence_threshold=settled,
+    )
+    text, drafts = ours_generated(ours(tmp_path), prefix, SeededNoise(1), 2, policy)
+    assert drafts == trace.drafts
+    assert text == wanted
+    assert len(drafts) == passes

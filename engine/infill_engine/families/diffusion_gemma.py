@@ -49,10 +49,16 @@ from infill_kernels.stored import Linear, Stored
 from torch import Tensor
 
 from infill_engine.checkpoint import Weights
-from infill_engine.core import ContextKV, Contexts, ModelError, OpenCanvas
+from infill_engine.core import ContextKV, Contexts, Facts, ModelError, OpenCanvas, OpenFacts
+from infill_engine.policy import AnnealedPolicy
 
 #: Where the weights that both uses share are named.
 ROOT = "model.decoder."
+#: Ids that end a text, as published: the end of it, of a turn, and of a file.
+ENDS = (1, 106, 50)
+#: Slots of a canvas, which the suffix shares: together no more than the canvas that the model was trained on. Canvases
+#: below 32 were reported to take twice as many passes.
+LENGTHS = (32, 64, 128)
 #: Layers that one step of encoding runs: between two, more urgent work may go first.
 GROUP = 6
 
@@ -342,11 +348,33 @@ def _layer(weights: Weights, shape: Shape, i: int) -> _Layer:
     )
 
 
+def facts(config: Mapping[str, Any], generation: Mapping[str, Any]) -> Facts:
+    """What the engine must know, of config.json and generation_config.json; what they leave out is as published."""
+    text = config.get("text_config", config)
+    ends = generation.get("eos_token_id") or config.get("eos_token_id") or list(ENDS)
+    ends = ends if isinstance(ends, list) else [ends]
+    sampler = generation.get("sampler_config") or {}
+    published = AnnealedPolicy(text["vocab_size"])
+    given = {
+        "steps": generation.get("max_denoising_steps"),
+        "bound": sampler.get("entropy_bound"),
+        "hottest": generation.get("t_max"),
+        "coldest": generation.get("t_min"),
+        "settled": generation.get("confidence_threshold"),
+    }
+    policy = replace(published, **{name: value for name, value in given.items() if value is not None})
+    canvas = config.get("canvas_length", 256)
+    lengths = tuple(n for n in LENGTHS if 2 * n <= canvas) or (canvas,)
+    open_facts = OpenFacts(policy=policy, lengths=lengths, length="end", ends=frozenset(ends), soft=True)
+    opening = (text.get("bos_token_id", 2),)
+    return Facts(mask_id=None, end_id=ends[0], opening=opening, lookahead=0, left=(0, 0), open=open_facts)
+
+
 class DiffusionGemmaDenoiser:
     """`OpenDenoiser`, and `SelfConditioned`, of DiffusionGemma."""
 
-    def __init__(self, model: DiffusionGemma, facts: Any, banned: Tensor | None = None) -> None:
-        """facts: those of the family for this checkpoint; banned: bool [V], ids that are never produced."""
+    def __init__(self, model: DiffusionGemma, facts: Facts, banned: Tensor | None = None) -> None:
+        """banned: bool [V], ids that are never produced."""
         self.facts = facts
         self.head = Head(model.embedding, softcap=model.shape.softcap, banned=banned)
         self._model = model
