@@ -18,6 +18,7 @@ from infill_engine.protocol import cache_dir
 from infill_engine.tokenizer import Codec
 
 if TYPE_CHECKING:  # they bring numba
+    from infill_engine.checkpoint import Checkpoint, Form
     from infill_engine.memory import Memory
     from infill_engine.workspaces import Workspaces
 
@@ -35,9 +36,11 @@ def load(config: EngineConfig, report: Report) -> Engine:
         return _embedded(config, argument, report)
     if name == "fake" and argument:
         return _fake(config, Path(argument))
-    if (folder := Path(config.model).expanduser()).is_dir():
+    if (folder := Path(config.model).expanduser()).is_dir() or folder.suffix == ".gguf":
         return _checkpoint(config, folder, report)
-    raise ModelError(f'there is no model {config.model!r}: set `infill.model` to "embedded", or to a folder')
+    raise ModelError(
+        f'there is no model {config.model!r}: set `infill.model` to "embedded", or to a folder or GGUF file'
+    )
 
 
 def physical_cores() -> int:
@@ -134,16 +137,47 @@ def _checkpoint(config: EngineConfig, folder: Path, report: Report) -> Engine:
     if served not in (*types.values(), *FORMS[1:]):
         raise ModelError(f"{folder} cannot be served in {served!r}: use one of {', '.join([*types, *FORMS[1:]])}")
     floating = torch.bfloat16 if served != "fp32" and (served == "bf16" or on != "cpu") else torch.float32
+    form = served if served in FORMS else "stored"
+    _fits(checkpoint, form, floating, config.cache_mb << 20, _free_bytes(on))
     report("reading the weights", None)
-    weights = Loaded(checkpoint, on, floating, served if served in FORMS else "stored")
+    weights = Loaded(checkpoint, on, floating, form)
     rows = (checkpoint.config.get(name) or 0 for name in ("vocab_size", "embedding_size"))
-    codec = JsonCodec.read(folder, max(rows))
+    codec = JsonCodec.read(folder if folder.is_dir() else folder.parent, max(rows))
     caching = Caching(config.refresh_passes, config.dual_cache, config.reuse_context)
     denoiser = family({**checkpoint.config, **codec.roles}, weights, codec.tokens, caching=caching, device=on)
     engine = Engine(config.model, denoiser, codec, config, device=on, dtype=served)
     report("preparing the kernels", None)
     engine.warm_up()
     return engine
+
+
+def _fits(checkpoint: Checkpoint, form: Form, floating: torch.dtype, contexts: int, free: int) -> None:
+    """Raises `ModelError` with the numbers, and with the largest form that fits, where weights and contexts need more
+    bytes than are free."""
+    from infill_engine.checkpoint import FORMS, needed_bytes
+
+    need = needed_bytes(checkpoint, form, floating.itemsize) + contexts
+    if need <= free:
+        return
+    sizes = {other: needed_bytes(checkpoint, other, floating.itemsize) + contexts for other in FORMS[1:]}
+    smaller = {other: size for other, size in sizes.items() if size <= free}
+    cure = "use a smaller model"
+    if smaller:
+        best = max(smaller, key=lambda other: smaller[other])
+        cure = f"serve it with --dtype {best}, about {smaller[best] / 1e9:.1f} GB"
+    name = "its own form" if form == "stored" else form
+    raise ModelError(f"{checkpoint.path} in {name} needs {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free: {cure}")
+
+
+def _free_bytes(on: str) -> int:
+    """Memory that a device has left."""
+    if on != "cpu":
+        return int(torch.cuda.mem_get_info(on)[0])
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _memory(config: EngineConfig, codec: Codec) -> tuple[Memory, Workspaces] | tuple[None, None]:

@@ -1,0 +1,131 @@
+"""Checkpoints as they lie on disk: GGUF's blocks, safetensors' forms, and files that are broken."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from infill_engine import models
+from infill_engine.checkpoint import Loaded, SafetensorsFolder, needed_bytes, opened
+from infill_engine.core import ModelError
+from infill_engine.gguf_file import GgufFile
+from infill_kernels.stored import Grouped, Int4Linear, Scaled, blocked, linear, relative_error
+from safetensors.torch import save_file
+from torch import Tensor
+
+KINDS = (Kind.Q4_0, Kind.Q4_1, Kind.Q8_0, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K)
+
+
+def blocks(kind: Kind, *shape: int) -> np.ndarray:
+    """Random blocks with scales of the size that weights have."""
+    rng = np.random.default_rng(int(kind))
+    numbers, size = gguf.GGML_QUANT_SIZES[kind]
+    raw = rng.integers(0, 256, (int(np.prod(shape)) // numbers, size), dtype=np.uint8)
+    scales = rng.uniform(0.001, 0.01, (len(raw), 2)).astype(np.float16).view(np.uint8).reshape(len(raw), 4)
+    at, count = {Kind.Q6_K: (208, 2), Kind.Q4_0: (0, 2), Kind.Q8_0: (0, 2)}.get(kind, (0, 4))
+    raw[:, at : at + count] = scales[:, :count]
+    return raw.reshape(*shape[:-1], -1)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_quantised_tensors_keep_their_integers(tmp_path: Path, kind: Kind) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "any")
+    raw = blocks(kind, 3, 8, 512)
+    writer.add_tensor("w", raw, raw_dtype=kind)
+    for write in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_tensors_to_file,
+        writer.close,
+    ):
+        write()
+    file = GgufFile(tmp_path / "a.gguf")
+    stored, exact = file.tensor("w"), torch.from_numpy(gguf.dequantize(raw, kind).copy()).view(3, 8, 512)
+    assert stored.shape == (3, 8, 512)
+    assert relative_error(stored, exact) < 3e-4  # scales are rounded to fp16, where they are products
+    assert stored.nbytes == file.served_bytes("w")
+    (tmp_path / "cut.gguf").write_bytes((tmp_path / "a.gguf").read_bytes()[:-40])
+    with pytest.raises(ModelError, match="is cut short"):
+        GgufFile(tmp_path / "cut.gguf")
+
+
+@pytest.mark.parametrize("group", [32, 64])
+def test_torchs_product_of_4_bits_is_that_of_the_blocks(group: int) -> None:
+    torch.manual_seed(0)
+    weight = Grouped.of(torch.randn(48, 128), 4, group)
+    x = torch.randn(5, 128)
+    product = linear(weight)
+    assert isinstance(product, Int4Linear)
+    torch.testing.assert_close(product(x), blocked(x, weight), rtol=1e-4, atol=1e-4)
+
+
+def folder(path: Path, **tensors: Tensor) -> Path:
+    (path / "config.json").write_text(json.dumps({"quantization_config": {"weight_block_size": [16, 16]}}))
+    save_file(
+        {name.replace("__", "."): tensor.contiguous() for name, tensor in tensors.items()}, path / "m.safetensors"
+    )
+    return path
+
+
+def test_fp8_with_a_scale_a_tensor_an_output_and_a_block(tmp_path: Path) -> None:
+    values = torch.randn(32, 48).to(torch.float8_e4m3fn)
+    for name, scale, wide in (
+        ("weight_scale", torch.tensor(0.5), torch.full((32, 48), 0.5)),
+        ("weight_scale", torch.rand(32, 1), None),
+        ("weight_scale_inv", torch.rand(2, 3), None),
+    ):
+        exact = scale.expand(32, 48) if wide is None and scale.shape[1] == 1 else wide
+        if exact is None:
+            exact = scale.repeat_interleave(16, 0).repeat_interleave(16, 1)
+        checkpoint = SafetensorsFolder(folder(tmp_path, a__weight=values, **{f"a__{name}": scale}))
+        stored = checkpoint.read("a.weight")
+        assert isinstance(stored, Scaled)
+        assert list(checkpoint.names) == ["a.weight"]
+        torch.testing.assert_close(stored.rows(5, 20, torch.float32), (values.float() * exact)[5:20])
+
+
+def test_nvfp4_is_widened_as_its_codes_say(tmp_path: Path) -> None:
+    packed = torch.tensor([[0x21, 0xF7] + [0] * 6])
+    scale = torch.tensor([[2.0]]).to(torch.float8_e4m3fn)
+    stored = SafetensorsFolder(
+        folder(tmp_path, a__weight=packed.to(torch.uint8), a__weight_scale=scale, a__weight_scale_2=torch.tensor(0.25))
+    ).read("a.weight")
+    assert stored.rows(0, 1, torch.float32)[0, :5].tolist() == [0.25, 0.5, 3.0, -3.0, 0.0]
+
+
+@pytest.mark.parametrize(("form", "most"), [("int8", 0.01), ("int4", 0.15), ("fp8", 0.04)])
+def test_floating_matrices_are_rounded_as_they_are_loaded_and_the_error_is_known(
+    tmp_path: Path, form: str, most: float
+) -> None:
+    torch.manual_seed(0)
+    checkpoint = opened(folder(tmp_path, a__weight=torch.randn(32, 64)))
+    weights = Loaded(checkpoint, "cpu", torch.float32, form)  # type: ignore[arg-type]
+    assert weights.stored("a.weight").nbytes == needed_bytes(checkpoint, form, 4)  # type: ignore[arg-type]
+    assert 0 < weights.error < most
+
+
+def test_broken_files_are_refused_in_one_line(tmp_path: Path) -> None:
+    good = folder(tmp_path, a__weight=torch.ones(4, 4), b__weight=torch.full((4, 4), torch.nan))
+    weights = Loaded(opened(good), "cpu", torch.float32, "stored")
+    with pytest.raises(ModelError, match=r"b\.weight holds NaN"):
+        weights.dense("b.weight")
+    with pytest.raises(ModelError, match=r"has no tensor c\.weight"):
+        weights.dense("c.weight")
+    shard = tmp_path / "m.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-8])
+    with pytest.raises(ModelError, match="is cut short"):
+        opened(good)
+
+
+def test_what_does_not_fit_is_refused_with_the_numbers_and_what_would(tmp_path: Path) -> None:
+    checkpoint = opened(folder(tmp_path, a__weight=torch.ones(1024, 1024)))
+    with pytest.raises(ModelError, match=r"needs 0\.0 GB, 0\.0 GB are free: serve it with --dtype int8, about"):
+        models._fits(checkpoint, "stored", torch.float32, 0, 1_200_000)
+    with pytest.raises(ModelError, match="use a smaller model"):
+        models._fits(checkpoint, "stored", torch.float32, 0, 1000)
+    models._fits(checkpoint, "stored", torch.float32, 0, 1 << 23)
