@@ -12,7 +12,7 @@ import pytest
 import torch
 from infill_engine.checkpoint import Loaded, opened
 from infill_engine.config import EngineConfig
-from infill_engine.core import Contexts, OpenCanvas, Pass, complete
+from infill_engine.core import Contexts, OpenCanvas, Pass, Rows, complete
 from infill_engine.engine import Engine
 from infill_engine.families.diffusion_gemma import _KV, DiffusionGemma, DiffusionGemmaDenoiser, Shape, facts
 from infill_engine.policy import AnnealedPolicy, SeededNoise
@@ -334,3 +334,31 @@ def test_the_whole_trace_is_that_of_transformers(
     assert drafts == trace.drafts
     assert text == wanted
     assert len(drafts) == passes
+
+
+@torch.inference_mode()
+def test_a_pinned_suffix_shares_the_canvas_and_is_expected_to_be_what_it_is(reference: Any, folder: Path) -> None:
+    model = ours(folder)
+    family = DiffusionGemmaDenoiser(model, facts({"text_config": {"vocab_size": VOCAB}, "canvas_length": CANVAS}, {}))
+    prefix, ids = drawn(3, 20)
+    kv = encoded(model, prefix.tolist())
+    canvas = OpenCanvas.of(kv.length, (), ids[:5].tolist(), ids[5:].tolist())
+    (first,), (state,) = family.denoise([canvas], [Contexts(kv)], [None])
+    wanted = reference(input_ids=prefix[None], decoder_input_ids=ids[None]).logits[0]
+    torch.testing.assert_close(logits(model, first), wanted[:5], rtol=1e-4, atol=1e-4)
+    state = family.condition(state, wanted[:5].softmax(-1) @ model.embedding)
+    (second,), _ = family.denoise([canvas], [Contexts(kv)], [state])
+    certain = torch.full_like(wanted, -1e4).scatter(1, ids[:, None], 0.0)
+    before = torch.cat([wanted[:5], certain[5:]])[None]
+    again = reference(input_ids=prefix[None], decoder_input_ids=ids[None], self_conditioning_logits=before).logits[0]
+    torch.testing.assert_close(logits(model, second), again[:5], rtol=1e-4, atol=1e-4)
+
+
+def test_the_policy_never_touches_what_is_pinned_and_counts_only_what_is_open() -> None:
+    policy, noise = AnnealedPolicy(VOCAB, steps=4), SeededNoise(0)
+    canvas = OpenCanvas.of(0, (), (5, 6, 7), (9,)).pin({1: (6, 1.0)})
+    rows = Rows([1, 2], [0.9, 0.9], [0.001, 0.001], [0.0, 0.0], [0.0, 0.0], [1, 2], [0.9, 0.9])
+    once = policy.step(canvas, rows, noise)
+    assert not once.full
+    assert (once.slots, once.right) == ((1, 6, 2), (9,))
+    assert policy.step(once, rows, noise).full  # unchanged, and sure
