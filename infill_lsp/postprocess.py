@@ -269,7 +269,8 @@ def _without_tail(text: str, place: _Place) -> str:
         in_word = is_word(kept[-1:]) and is_word(overlap[0])
         if tail.startswith(overlap) and not in_word and place.damage(kept) <= place.damage(text):
             return kept
-    if tail and tail[0] in _CLOSING and text.endswith(tail[0]):  # Twice, perhaps: `"a""` with `"` behind it reads well, too.
+    if tail and tail[0] in _CLOSING and text.endswith(tail[0]):
+        # Perhaps it is there twice: `"a""` with `"` behind it reads well, too.
         kept = text.rstrip(tail[0])
         return kept if place.damage(kept) <= place.damage(text) else text
     return text
