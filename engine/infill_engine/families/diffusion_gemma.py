@@ -365,7 +365,8 @@ def facts(config: Mapping[str, Any], generation: Mapping[str, Any]) -> Facts:
     policy = replace(published, **{name: value for name, value in given.items() if value is not None})
     canvas = config.get("canvas_length", 256)
     lengths = tuple(n for n in LENGTHS if 2 * n <= canvas) or (canvas,)
-    open_facts = OpenFacts(policy=policy, lengths=lengths, length="end", ends=frozenset(ends), soft=True)
+    positions = text.get("max_position_embeddings", 1 << 18)
+    open_facts = OpenFacts(policy, lengths, "end", frozenset(ends), positions=positions, soft=True)
     opening = (text.get("bos_token_id", 2),)
     return Facts(mask_id=None, end_id=ends[0], opening=opening, lookahead=0, left=(0, 0), open=open_facts)
 
