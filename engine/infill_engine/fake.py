@@ -2,8 +2,9 @@
 
 Ids are bytes. Where the bytes to the left of a slot end with a key of the table, followed by the beginning of that
 key's text, the slot is predicted to be the text's next byte, and END after the last. Elsewhere END is predicted. Where
-several keys fit the first counts, and the others say what comes next best. A proposal is judged as by a real model: only what stands to the left counts. A mask guesses what stands under it and
-under the masks to its left, and predicts the byte after that.
+several keys fit the first counts, and the others say what comes next best. A proposal is judged as by a real model:
+only what stands to the left counts. A mask guesses what stands under it and under the masks to its left, and predicts
+the byte after that.
 """
 
 from __future__ import annotations
