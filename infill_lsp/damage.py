@@ -12,12 +12,12 @@ It does not know which texts are tried, nor why.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from time import thread_time
 from typing import NamedTuple
 
-from tree_sitter import Parser, Tree
+from tree_sitter import Parser, Range, Tree
 
 from infill_lsp.core import Snapshot
 from infill_lsp.documents import parse
@@ -91,6 +91,8 @@ class ByTree:
         self._before = _utf8("\n".join([*lines[:row], snapshot.head]))
         self._column = len(_utf8(snapshot.head))
         self._after = _utf8("\n".join([snapshot.tail, *lines[row + 1 :]]))
+        #: Whether the tree is of a piece of the text, in a language that is embedded in another.
+        self._is_piece = snapshot.within is not None
         self._left_s = BUDGET_S
         self._known: dict[tuple[str, int], Damage] = {}
 
@@ -126,8 +128,8 @@ class ByTree:
         )
         tree = None
         if self._left_s > 0:
-            # Where the language is embedded in another, of its piece alone.
-            self._parser.included_ranges = edited.included_ranges
+            if self._is_piece:
+                self._parser.included_ranges = _around(start, self._tree.included_ranges, edited.included_ranges)
             tree = parse(self._parser, self._before + written + self._after[gone:], self._left_s, edited)
         if tree is None:
             raise TooSlow
@@ -163,6 +165,17 @@ def pairs(text: str) -> Iterator[tuple[int | None, int | None]]:
         else:
             yield None, token.start()
     yield from ((offset, None) for _, offset in opened)
+
+
+def _around(start: int, old: Sequence[Range], new: Sequence[Range]) -> list[Range]:
+    """The ranges after an edit at byte `start`. What is put in where a range begins is inside of it; editing a tree
+    takes it to stand before."""
+    return [
+        Range(before.start_point, after.end_point, before.start_byte, after.end_byte)
+        if before.start_byte <= start
+        else after
+        for before, after in zip(old, new, strict=True)
+    ]
 
 
 def _faults(tree: Tree) -> int:

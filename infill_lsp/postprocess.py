@@ -313,7 +313,7 @@ def _to_closed_brackets(text: str, place: _Place) -> str:
         return text
     ends = [found.start() for found in re.finditer("\n", text)]
     # A line that opens a bracket of the text's own goes on.
-    ends = [end for end in ends if all(closer is not None for _, closer in pairs(text[:end]))]
+    ends = [end for end in ends if not _unclosed(text[:end])]
     if not ends:
         return text
     closed = min(ends, key=lambda end: place.damage(text[:end]))
@@ -345,8 +345,14 @@ def _to_stray_closer(text: str, place: _Place) -> str:
         for opener, closer in pairs(place.head + text)
         if closer is not None and closer >= start and (opener is None or opener < start)
     }
-    ends |= {size for size in range(len(text)) if _CLOSING.issuperset(text[size:])}
+    unclosed = _unclosed(text)
+    ends |= {at for at in range(len(text)) if _CLOSING.issuperset(text[at:]) and _unclosed(text[:at]) <= unclosed}
     return min([text, *(text[:end] for end in sorted(ends, reverse=True))], key=place.damage)
+
+
+def _unclosed(text: str) -> int:
+    """Brackets and quotes that the text opens and does not close."""
+    return sum(closer is None for _, closer in pairs(text))
 
 
 def _without_trailing_space(text: str, place: _Place) -> str:

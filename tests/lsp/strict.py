@@ -19,7 +19,7 @@ from infill_engine import protocol
 from infill_engine.protocol import Candidate, Documents, End, Final, InfillRequest, Manifest, Paths, Status
 from peer import Peer, listening, plain
 
-from infill_lsp.server import create_server
+from infill_lsp.server import InfillServer, create_server
 from infill_lsp.transport import serve_tcp
 
 Place = tuple[int, int]
@@ -89,6 +89,8 @@ class StrictEditor:
         self.buffers: dict[str, Buffer] = {}
         self.buffer: Buffer
         self.cursor: Place = 0, 0
+        #: The server at the other end, to look into.
+        self.server: InfillServer
         self.encoding = "utf-16"
         self.capabilities: dict[str, Any] = {}
         #: What the server said unasked, and what it asked for.
@@ -391,6 +393,7 @@ async def meeting() -> AsyncIterator[StrictEditor]:
     server = create_server()
     serving = asyncio.create_task(serve_tcp(server, 0, port.set_result))
     editor = StrictEditor(*await asyncio.open_connection("127.0.0.1", await port))
+    editor.server = server
     try:
         yield editor
     finally:

@@ -9,7 +9,7 @@ from infill_engine.protocol import Candidate, End
 from marked import at
 
 from infill_lsp.core import Edit, Gap, Silence, Snapshot
-from infill_lsp.extraction import cut
+from infill_lsp.extraction import BLOCK_END_LINES, cut
 from infill_lsp.postprocess import edit
 
 
@@ -249,7 +249,11 @@ def test_line_ends_are_the_documents(eol: str) -> None:
         ("def f():\n    |", "a = 1\n\n    b = 2\nc = 3", "def f():\n    a = 1\n\n    b = 2"),
         ("def f():\n    |", "a = 1  \n\n  \n", "def f():\n    a = 1"),
         ("class A:\n    def f():\n        |", "a = 1\n    def g():", "class A:\n    def f():\n        a = 1"),
-        ("x = 1\n|", "".join(f"y{n}\n" for n in range(9)), "x = 1\ny0\ny1\ny2"),
+        (
+            "x = 1\n|",
+            "".join(f"y{n}\n" for n in range(99)),
+            "\n".join(["x = 1", *(f"y{n}" for n in range(BLOCK_END_LINES))]),
+        ),
         ("x = [|", "\n    1,\n]\ny = 2\n", "x = [\n    1,\n]"),
         ("x = [\n    |", "1,\n]\ny = 2\n", "x = [\n    1,\n]"),
     ],
@@ -296,6 +300,26 @@ def test_text_that_looks_like_markup_is_plain_text() -> None:
 def test_special_tokens_and_what_follows_them_are_no_text(token: str) -> None:
     assert result("x = |", f"a + b{token}c") == "x = a + b"
     assert result("x = |", f"{token}c") is None
+
+
+@pytest.mark.parametrize(
+    ("source", "candidate"),
+    [("|", "def"), ("|\n", "def "), ("x = 1\n|", "class"), ("a|\n", "(b"), ("x = [1, 2|]\n", ", 3, def f")],
+)
+def test_what_parses_goes_on_doing_so(source: str, candidate: str) -> None:
+    snapshot, change = edit_at(source, candidate)
+    assert change == Silence("the file parses now, and would not with the text in it (infill.parseCheck)")
+    gap = cut(snapshot, "invoked")
+    assert isinstance(gap, Gap)
+    assert isinstance(edit(snapshot, gap, Candidate(candidate), parse_check=False), Edit)
+
+
+def test_a_piece_of_another_language_is_judged_alone() -> None:
+    snapshot = at("# (\n```python\n|\n```\n", "markdown")
+    gap = cut(snapshot, "invoked")
+    assert isinstance(gap, Gap)
+    assert isinstance(edit(snapshot, gap, Candidate("def")), Silence)
+    assert isinstance(edit(snapshot, gap, Candidate("import os")), Edit)
 
 
 CODE = st.text(st.sampled_from("ab _:([{)]}'\"#\\\n\n\t  é😀=,;"), max_size=40)
