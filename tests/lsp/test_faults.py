@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from editor import until
 from infill_engine.protocol import Candidate, End, Final
-from strict import Refused, ScriptedEngine, StrictEditor, meeting, scripted, span, written
+from strict import Buffer, Refused, ScriptedEngine, StrictEditor, meeting, scripted, span, written
 
 #: Starts an editor, with settings beside the model's, at a server whose engine writes that.
 Meet = Callable[..., Awaitable[StrictEditor]]
@@ -359,6 +359,17 @@ async def test_12_an_answer_is_for_the_newest_text_or_null(meet: Meet, engine: S
     assert [item["insertText"] for item in (await second)["items"]] == ["2"]
 
 
+async def test_12_an_edit_in_the_same_packet_is_not_read_before_the_question(
+    meet: Meet, engine: ScriptedEngine
+) -> None:
+    editor = await meet("name")
+    editor.open("x = |\n")
+    await editor.request("infill/status", {})  # Nothing is on its way any more.
+    _, answer = editor.begin()
+    editor.edit((0, 0), (0, 4), "")
+    assert await answer is None
+
+
 async def test_12_each_of_many_edits_makes_the_answers_before_it_stale(meet: Meet, engine: ScriptedEngine) -> None:
     editor = await meet("name")
     editor.open("x = |\n")
@@ -438,7 +449,8 @@ async def test_14_what_supersedes_a_question_ends_its_work(meet: Meet, engine: S
         editor.begin()
     else:
         editor.shut()
-    assert await answer is None
+    async with asyncio.timeout(20):
+        assert await answer is None
     await until(lambda: engine.live == (by == "question"))
     engine.let_go.set()
 
@@ -502,6 +514,43 @@ async def test_16_files_drafts_and_files_elsewhere_are_completed(meet: Meet, uri
     editor = await meet("name")
     editor.open("x = |\n", uri=uri)
     assert await editor.accepted() == "x = name\n"
+
+
+# 17. Notebooks.
+
+
+async def test_17_what_is_told_of_notebooks_is_served_and_other_cells_are_context(
+    meet: Meet, engine: ScriptedEngine
+) -> None:
+    editor = await meet("total", capabilities={"notebookDocument": {"synchronization": {}}})
+    assert editor.capabilities["notebookDocumentSync"]["notebookSelector"]
+    cells = {"a": "import os\ntotal = 1\n", "b": "x = ", "c": "print(x)\n", "d": "SELECT 1"}
+    uris = {name: f"vscode-notebook-cell:/project/book.ipynb#{name}" for name in cells}
+    languages = {name: "sql" if name == "d" else "python" for name in cells}
+    notebook = {
+        "uri": "file:///project/book.ipynb",
+        "notebookType": "jupyter-notebook",
+        "version": 1,
+        "cells": [{"kind": 2, "document": uri} for uri in uris.values()],
+    }
+    documents = [
+        {"uri": uris[name], "languageId": languages[name], "version": 1, "text": text} for name, text in cells.items()
+    ]
+    editor.notify("notebookDocument/didOpen", {"notebookDocument": notebook, "cellTextDocuments": documents})
+    editor.buffer = Buffer(uris["b"], "python", cells["b"], editor.encoding)
+    editor.cursor = (0, 4)
+    assert (await editor.item())["range"] == span((0, 4), (0, 4))
+    request = engine.asked[-1]
+    assert "total = 1" in request.prefix
+    assert "print(x)" in request.suffix
+    assert "SELECT" not in request.prefix + request.suffix
+
+    moved = {"array": {"start": 0, "deleteCount": 1, "cells": []}, "didClose": [{"uri": uris["a"]}]}
+    change = {"cells": {"structure": moved}}
+    identifier = {"version": 2, "uri": notebook["uri"]}
+    editor.notify("notebookDocument/didChange", {"notebookDocument": identifier, "change": change})
+    await editor.complete()
+    assert engine.asked[-1].prefix == ""
 
 
 # 18. Secrets and ignored files.
