@@ -1,4 +1,4 @@
-"""What a person sees and gets in VS Code: packaged extension, fresh profile, real server, real engine."""
+"""What a person sees and gets in VS Code: packaged extension, fresh profile, real server, real engine, a fake model."""
 
 from __future__ import annotations
 
@@ -22,6 +22,87 @@ pytestmark = [
 ]
 
 EXTENSION = REPOSITORY / "editors" / "vscode"
+MACHINE = ("infill.model", "infill.server.path")
+
+
+class Window:
+    """One VS Code window in a browser, with a person's hands and eyes."""
+
+    def __init__(self, code_server: Path, artifacts: Path) -> None:
+        home = code_server.parent
+        self._driver = subprocess.Popen(
+            [home / "bin" / "node", HERE / "vscode_driver.cjs", artifacts],
+            env={**os.environ, "NODE_PATH": str(home / "node_modules")},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def do(self, step: str, **given: object) -> Any:
+        """One step of the driver; fails the test with its reason if it does not come to its end."""
+        assert self._driver.stdin is not None and self._driver.stdout is not None
+        self._driver.stdin.write(json.dumps({"step": step, **given}) + "\n")
+        self._driver.stdin.flush()
+        answer = json.loads(self._driver.stdout.readline())
+        if "error" in answer:
+            pytest.fail(f"{step} {given}: {answer['error']}\nsee failed.png in the artifacts")
+        return answer["value"]
+
+    def open(self, url: str, file: str) -> None:
+        self.do("open", url=url)
+        self.do("file", name=file)
+        self.wait_for_status("ready")
+
+    def type(self, text: str) -> None:
+        self.do("type", text=text)
+
+    def press(self, *keys: str) -> None:
+        self.do("press", keys=keys)
+
+    def go(self, line: int) -> None:
+        """To the end of a line, from 1."""
+        self.press("Control+Home", *["ArrowDown"] * (line - 1), "End")
+
+    def command(self, title: str) -> None:
+        self.do("command", title=title)
+
+    @property
+    def ghost(self) -> str:
+        return str(self.do("ghost"))
+
+    @property
+    def cursor(self) -> str:
+        return str(self.do("cursor"))
+
+    @property
+    def status(self) -> str:
+        return str(self.do("status"))
+
+    def texts(self, selector: str) -> list[str]:
+        return list(self.do("texts", selector=selector))
+
+    def wait_for_status(self, words: str) -> None:
+        wait_for(lambda: words in self.status, f"status {words!r}", seconds=60, seen=lambda: self.status)
+
+    def wait_for_ghost(self, text: str) -> None:
+        wait_for(lambda: self.ghost == text, f"ghost text {text!r}", seen=lambda: self.ghost)
+
+    def wait_for_notice(self, words: str) -> None:
+        def notices() -> list[str]:
+            return self.texts(".notification-toast .notification-list-item-message")
+
+        wait_for(lambda: any(words in notice for notice in notices()), f"notice {words!r}", seen=notices)
+
+    def save(self) -> None:
+        self.do("saved")
+
+    def shoot(self, name: str) -> None:
+        self.do("shoot", name=name)
+
+    def close(self) -> None:
+        assert self._driver.stdin is not None
+        self._driver.stdin.close()
+        self._driver.wait(timeout=30)
 
 
 @pytest.fixture(scope="session")
@@ -33,31 +114,44 @@ def code_server() -> Path:
 def vsix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The extension as a person gets it."""
     target = tmp_path_factory.mktemp("vsix") / "infill.vsix"
-    subprocess.run(["npm", "ci", "--no-fund", "--no-audit", "--loglevel=error"], cwd=EXTENSION, check=True)
+    lock, installed_lock = EXTENSION / "package-lock.json", EXTENSION / "node_modules" / ".package-lock.json"
+    if not installed_lock.exists() or installed_lock.stat().st_mtime < lock.stat().st_mtime:
+        subprocess.run(["npm", "ci", "--no-fund", "--no-audit", "--loglevel=error"], cwd=EXTENSION, check=True)
     subprocess.run(["npm", "run", "package", "--", "--out", target], cwd=EXTENSION, check=True)
     return target
 
 
-Window = Callable[[dict[str, Any]], str]
+Open = Callable[..., Window]
 
 
 @pytest.fixture
-def open_window(code_server: Path, vsix: Path, tmp_path: Path, server_command: str) -> Iterator[Window]:
-    """Starts VS Code with the given user settings on the folder `tmp_path/project`; returns its address."""
+def open_window(
+    code_server: Path, vsix: Path, tmp_path: Path, server_command: str, engine: Engine, artifacts: Path
+) -> Iterator[Open]:
+    """Starts VS Code with a file of the folder `tmp_path/project` open, and what the model answers."""
     profile, extensions, project = tmp_path / "profile", tmp_path / "extensions", tmp_path / "project"
     project.mkdir()
     folders = [f"--user-data-dir={profile}", f"--extensions-dir={extensions}"]
     install = [code_server, *folders, "--install-extension", vsix]
     subprocess.run(install, check=True, stdout=subprocess.DEVNULL)
     started: list[subprocess.Popen[bytes]] = []
+    windows: list[Window] = []
 
-    def open_window(settings: dict[str, Any]) -> str:
+    def open_window(
+        content: bytes, answers: dict[str, str], name: str = "shapes.py", settings: dict[str, Any] | None = None
+    ) -> Window:
+        engine.answers(answers)
+        (project / name).write_bytes(content)
         # A browser's VS Code saves by itself, and a clean tab would not tell that the journey's save came through.
-        quiet = {"workbench.secondarySideBar.defaultVisibility": "hidden", "files.autoSave": "off"}
-        write_settings(profile / "User", quiet | settings)
+        quiet = {
+            "workbench.secondarySideBar.defaultVisibility": "hidden",
+            "files.autoSave": "off",
+            "infill.deadline.automatic": 10_000,  # The fake model writes a byte a step.
+        }
+        machine = {"infill.server.path": server_command, "infill.model": engine.model}
+        write_settings(profile / "User", quiet | (settings or {}))
         # Which program and which model runs is for the machine that runs it: user settings must not reach there.
-        machine = {name: value for name, value in settings.items() if name == "infill.model"}
-        write_settings(profile / "Machine", {"infill.server.path": server_command, **machine})
+        write_settings(profile / "Machine", machine)
         port = free_port()
         arguments = [
             f"--bind-addr=127.0.0.1:{port}",
@@ -71,12 +165,21 @@ def open_window(code_server: Path, vsix: Path, tmp_path: Path, server_command: s
         with (tmp_path / "code-server.log").open("wb") as log:
             started.append(subprocess.Popen([code_server, *arguments], stdout=log, stderr=log, start_new_session=True))
         wait_for(lambda: is_listening(port), "VS Code")
-        return f"http://127.0.0.1:{port}/?folder={project}"
+        windows.append(Window(code_server, artifacts))
+        windows[-1].open(f"http://127.0.0.1:{port}/?folder={project}", name)
+        return windows[-1]
 
     yield open_window
+    for window in windows:
+        window.close()
     for process in started:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(timeout=30)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "project" / "shapes.py"
 
 
 def write_settings(folder: Path, settings: dict[str, Any]) -> None:
@@ -95,44 +198,59 @@ def is_listening(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def travel(code_server: Path, **journey: object) -> dict[str, str]:
-    """What the journey saw; fails the test with its reason if it did not arrive."""
-    home = code_server.parent
-    result = subprocess.run(
-        [home / "bin" / "node", HERE / "vscode_journey.cjs", json.dumps(journey)],
-        env={**os.environ, "NODE_PATH": str(home / "node_modules")},
-        capture_output=True,
-        text=True,
-        timeout=300,
+def test_crlf_with_tabs_is_shown_accepted_and_saved(open_window: Open, file: Path, engine: Engine) -> None:
+    gap = "\n\t\ta = b\n\t\tprint('the second')"
+    before = b"def first(a, b):\r\n\t\r\n\treturn a\r\n\r\n\r\nprint(first(None, 2))\r\n"
+    window = open_window(before, {"\tif a is None:": gap}, settings={"editor.detectIndentation": True})
+    assert f"ready: {engine.model}" in window.status
+    window.go(2)
+    window.type("if a is None:")
+    wait_for(lambda: "print('the second')" in window.ghost, "ghost text", seen=lambda: window.ghost)
+    window.shoot("vscode-ghost.png")
+    window.press("Tab")
+    wait_for(lambda: window.cursor == "Ln 4, Col 28", "cursor at the end", seen=lambda: window.cursor)
+    window.save()
+    window.shoot("vscode-accepted.png")
+    assert file.read_bytes() == before.replace(
+        b"\t\r\n", ("\tif a is None:" + gap + "\n").replace("\n", "\r\n").encode(), 1
     )
-    assert result.returncode == 0, f"{result.stderr}\nsee failed.png in {journey['artifacts']}"
-    seen: dict[str, str] = json.loads(result.stdout)
-    return seen
 
 
-@pytest.mark.parametrize("eol", ["\n", "\r\n"], ids=["lf", "crlf"])
-def test_two_lines_are_shown_accepted_and_saved(
-    eol: str, open_window: Window, engine: Engine, code_server: Path, tmp_path: Path, artifacts: Path
+def test_a_suggestion_is_taken_by_words_and_by_lines_typed_through_dismissed_and_shown_again(
+    open_window: Open, file: Path
 ) -> None:
-    gap = "\n        a = b\n        print('the second')"
-    engine.answers({"    if a is None:": gap})
-    before = "def first(a, b):\n    \n    return a\n\n\nprint(first(None, 2))\n"
-    after = before.replace("    \n", f"    if a is None:{gap}\n", 1)
-    file = tmp_path / "project" / "first.py"
-    file.write_bytes(before.replace("\n", eol).encode())
-    url = open_window({"infill.model": engine.model, "infill.deadline.automatic": 10_000})
-
-    seen = travel(
-        code_server,
-        url=url,
-        file=file.name,
-        line=2,
-        type="if a is None:",
-        ghost="print('the second')",
-        artifacts=str(artifacts),
+    line = "first_side * second_side + margin"
+    window = open_window(
+        b"def area(w, h):\n    \n", {"return ": line, "if w:": "\n        w = 1\n        h = 2\n        w = 3"}
     )
+    window.go(2)
+    window.type("return ")
+    window.wait_for_ghost(line)
 
-    assert "a = b" in seen["ghost"]
-    assert "Infill" in seen["status"]
-    assert f"ready: {engine.model}" in seen["tooltip"]
-    assert file.read_bytes() == after.replace("\n", eol).encode()
+    window.press("Control+ArrowRight")
+    window.wait_for_ghost(" * second_side + margin")
+    assert window.cursor == "Ln 2, Col 22"
+
+    # Typed through to its end, ghost text never goes away.
+    window.do("watch")
+    window.type(" * second_side + margi")
+    seen = window.do("watched")
+    assert seen["frames"] > 20
+    assert seen["without"] == 0, seen
+    window.wait_for_ghost("n")
+    window.press("Tab")
+    wait_for(lambda: window.cursor == "Ln 2, Col 45", "cursor at the end", seen=lambda: window.cursor)
+
+    window.press("Enter")
+    window.type("if w:")
+    wait_for(lambda: "w = 3" in window.ghost, "ghost text", seen=lambda: window.ghost)
+    window.press("Escape")
+    window.wait_for_ghost("")
+    window.command("Infill: Show the last suggestion")
+    wait_for(lambda: "w = 3" in window.ghost, "the last suggestion", seen=lambda: window.ghost)
+    window.press("Control+Shift+Alt+ArrowRight", "Control+Shift+Alt+ArrowRight")
+    wait_for(lambda: window.cursor.startswith("Ln 4"), "two lines", seen=lambda: window.cursor)
+    window.shoot("vscode-lines.png")
+    window.save()
+    assert file.read_bytes().startswith(f"def area(w, h):\n    return {line}\n    if w:\n        w = 1".encode())
+    assert b"w = 3" not in file.read_bytes()

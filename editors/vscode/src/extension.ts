@@ -1,36 +1,55 @@
-/**
- * Starts infill-lsp and shows how it is doing.
- *
- * Knows where the server is, when to start it and which settings it gets. It does not know what a completion is: the
- * language client asks for completions, VS Code draws them, the server makes them.
- */
+/** Puts the parts together: the server, what is offered, the switches, the item in the status bar and the commands. */
 
-import { setTimeout as sleep } from 'node:timers/promises';
 import * as vscode from 'vscode';
-import { LanguageClient, State } from 'vscode-languageclient/node';
 
-import { findServer } from './server';
-import { serverSettings } from './settings';
-import { StatusBar, type ServerStatus } from './status';
-
-/** Milliseconds between two looks at the engine: while it comes up, and otherwise. */
-const lookOften = 1_000;
-const lookSeldom = 10_000;
-
-const documents = [{ scheme: 'file' }, { scheme: 'untitled' }, { scheme: 'vscode-notebook-cell' }];
+import { DenoiseView } from './denoise';
+import { Fill, type Order } from './fill';
+import { chooseAggressiveness, showMenu } from './menu';
+import { Previews } from './preview';
+import { isProgram, onPath } from './program';
+import { tellOfRivals } from './rivals';
+import { Server } from './server';
+import { inWords, StatusBar, type ServerStatus } from './status';
+import { Suggestions } from './suggestions';
+import { Switches, toggleEverywhere, toggleLanguage } from './switches';
 
 class Infill implements vscode.Disposable {
   private readonly log = vscode.window.createOutputChannel('Infill', { log: true });
-  private readonly status = new StatusBar();
-  private client: LanguageClient | undefined;
-  /** Counts starts of the server, also those that the language client makes itself after a crash. */
-  private turn = 0;
-  /** Starts and stops follow one another: two restarts in a row must not race for `client`. */
+  private readonly bar = new StatusBar();
+  private readonly previews = new Previews();
+  readonly switches: Switches;
+  readonly suggestions: Suggestions;
+  readonly fill: Fill;
+  readonly view: DenoiseView;
+  readonly server: Server;
+  private status: ServerStatus = { state: 'starting' };
+  /** Starts and stops follow one another: two restarts in a row must not race. */
   private last: Promise<void> = Promise.resolve();
+
+  constructor(context: vscode.ExtensionContext) {
+    this.switches = new Switches(context.workspaceState);
+    this.suggestions = new Suggestions(() => this.server.client, this.switches, this.previews);
+    this.view = new DenoiseView(context.extensionUri);
+    this.fill = new Fill(() => this.server.client, this.previews);
+    this.server = new Server(
+      this.log,
+      {
+        status: (status) => void this.told(status),
+        canvas: (frame) => this.view.show(frame),
+        refresh: (refresh) => void this.suggestions.refresh(refresh),
+      },
+      {
+        provideInlineCompletionItems: (...question) => this.suggestions.provide(...question),
+        executeCommand: (command, given, next) =>
+          command === 'infill.server.fill' ? this.fill.ordered(given[0] as Order) : next(command, given),
+      },
+      () => ({}),
+    );
+  }
 
   restart(): Promise<void> {
     this.last = this.last.then(async () => {
-      await this.stop();
+      await this.server.stop();
       await this.start();
     });
     return this.last;
@@ -40,83 +59,81 @@ class Infill implements vscode.Disposable {
     this.log.show();
   }
 
-  /** Tells a running server that settings changed: it asks for them. */
-  async settingsChanged(): Promise<void> {
-    if (this.client?.isRunning()) {
-      await this.client.sendNotification('workspace/didChangeConfiguration', { settings: {} });
+  menu(): Promise<void> {
+    return showMenu(inWords(this.status), this.switches);
+  }
+
+  /** Shows how things are in the editor that is looked at now. */
+  async look(): Promise<void> {
+    const editor = vscode.window.activeTextEditor;
+    const status = await this.server.status(editor?.document);
+    if (status !== undefined && editor === vscode.window.activeTextEditor) {
+      this.show(status);
     }
+  }
+
+  /** Why something or nothing is offered at the cursor. */
+  async why(): Promise<void> {
+    const editor = vscode.window.activeTextEditor;
+    const client = this.server.client;
+    if (editor === undefined || !client?.isRunning()) {
+      void vscode.window.showInformationMessage(`Infill: ${editor === undefined ? 'no editor is open' : inWords(this.status)}`);
+      return;
+    }
+    let reason = this.switches.off(editor);
+    if (reason === undefined) {
+      const { uri } = editor.document;
+      const textDocument = { uri: client.code2ProtocolConverter.asUri(uri) };
+      const position = client.code2ProtocolConverter.asPosition(editor.selection.active);
+      reason = (await client.sendRequest<{ reason: string }>('infill/why', { textDocument, position })).reason;
+    }
+    void vscode.window.showInformationMessage(`Infill: ${reason}`);
+  }
+
+  async statistics(): Promise<void> {
+    const text = await vscode.commands.executeCommand<string>('infill.server.stats');
+    await vscode.window.showTextDocument(this.previews.add(vscode.Uri.file('/Infill statistics'), text), { preview: true });
   }
 
   async dispose(): Promise<void> {
     await this.last;
-    await this.stop();
-    this.status.dispose();
-    this.log.dispose();
+    await this.server.stop();
+    [this.switches, this.previews, this.view, this.bar, this.log].forEach((part) => part.dispose());
   }
 
   private async start(): Promise<void> {
-    const server = findServer();
-    if (!server.found) {
-      this.status.show({ state: 'error', message: server.problem });
-      this.log.error(server.problem);
-      void offerSetting(server.problem);
+    const chosen = vscode.workspace.getConfiguration('infill').get<string>('server.path', '').trim();
+    const program = chosen || onPath('infill-lsp');
+    if (program === undefined || !isProgram(program)) {
+      const problem =
+        program === undefined
+          ? 'infill-lsp is not on the PATH: install it, or set infill.server.path.'
+          : `infill.server.path is ${program}, which is not a program.`;
+      this.show({ state: 'error', message: problem });
+      this.log.error(problem);
+      void offerSetting(problem);
       return;
     }
-    this.status.show({ state: 'starting' });
-    const client = new LanguageClient(
-      'infill',
-      'Infill',
-      { command: server.path },
-      {
-        documentSelector: documents,
-        outputChannel: this.log,
-        middleware: {
-          workspace: {
-            configuration: (params) =>
-              params.items.map(({ section, scopeUri }) =>
-                section === 'infill' ? serverSettings(scopeUri ? vscode.Uri.parse(scopeUri) : undefined) : null,
-              ),
-          },
-        },
-      },
-    );
-    this.client = client;
-    client.onDidChangeState(({ newState }) => {
-      if (newState === State.Running) {
-        void this.follow(client);
-      } else if (newState === State.Stopped && this.client === client) {
-        this.status.show({ state: 'error', message: 'the server has stopped; the log says why' });
-      }
-    });
-    try {
-      await client.start();
-      this.log.info(`started ${server.path}`);
-    } catch (error) {
-      const message = `${server.path} does not start: ${error instanceof Error ? error.message : String(error)}`;
-      this.status.show({ state: 'error', message });
-      this.log.error(message);
+    this.show({ state: 'starting' });
+    await this.server.start(program);
+    await this.look();
+  }
+
+  /** The server tells of a change, for no document: what is off in this one is not said in it. */
+  private async told(status: ServerStatus): Promise<void> {
+    this.show(status);
+    if (status.state === 'ready') {
+      await this.look();
     }
   }
 
-  /** Shows how the engine is doing, for as long as the server runs. */
-  private async follow(client: LanguageClient): Promise<void> {
-    const turn = ++this.turn;
-    while (turn === this.turn && client.isRunning()) {
-      try {
-        const status = await client.sendRequest<ServerStatus>('infill/status');
-        this.status.show(status);
-        await sleep(['starting', 'fetching'].includes(status.state) ? lookOften : lookSeldom);
-      } catch {
-        return; // The server went away meanwhile: its change of state is shown.
-      }
+  private show(status: ServerStatus): void {
+    this.status = status;
+    const off = status.state === 'error' ? undefined : this.switches.off(vscode.window.activeTextEditor);
+    if (off !== undefined) {
+      this.status = { ...status, state: 'off', message: off };
     }
-  }
-
-  private async stop(): Promise<void> {
-    const client = this.client;
-    this.client = undefined;
-    // A client that never came up cannot be stopped, and has nothing left to stop.
-    await client?.dispose().catch((error: unknown) => this.log.warn(String(error)));
+    this.bar.show(this.status);
   }
 }
 
@@ -128,19 +145,60 @@ async function offerSetting(problem: string): Promise<void> {
 }
 
 export function activate(context: vscode.ExtensionContext): void {
-  const infill = new Infill();
+  const infill = new Infill(context);
+  const commands: Record<string, (...given: never[]) => unknown> = {
+    'infill.menu': () => infill.menu(),
+    'infill.trigger': () => infill.suggestions.trigger(),
+    'infill.acceptWord': () => infill.suggestions.acceptPart('Word'),
+    'infill.acceptLine': () => infill.suggestions.acceptPart('Line'),
+    'infill.dismiss': () => vscode.commands.executeCommand('editor.action.inlineSuggest.hide'),
+    'infill.next': () => vscode.commands.executeCommand('editor.action.inlineSuggest.showNext'),
+    'infill.previous': () => vscode.commands.executeCommand('editor.action.inlineSuggest.showPrevious'),
+    'infill.showLast': () => infill.suggestions.showLast(),
+    'infill.fillSelection': () => infill.fill.selection(),
+    'infill.fillHoles': () => infill.fill.holes(),
+    'infill.fillCursors': () => infill.fill.cursors(),
+    'infill.acceptFill': () => infill.fill.accept(),
+    'infill.rejectFill': () => infill.fill.reject(),
+    'infill.denoise': () => infill.view.open(),
+    'infill.toggle': toggleEverywhere,
+    'infill.toggleLanguage': async () => {
+      const language = vscode.window.activeTextEditor?.document.languageId;
+      await (language && toggleLanguage(language));
+    },
+    'infill.toggleFile': async () => {
+      const file = vscode.window.activeTextEditor?.document.uri;
+      await (file && infill.switches.toggleFile(file));
+    },
+    'infill.snooze': async (minutes?: number) => {
+      const chosen = minutes ?? (await vscode.window.showQuickPick(['5', '15', '60'], { title: 'Snooze for how many minutes?' }));
+      if (chosen !== undefined) {
+        infill.switches.snooze(Number(chosen));
+        await vscode.commands.executeCommand('infill.dismiss');
+      }
+    },
+    'infill.wake': () => infill.switches.wake(),
+    'infill.chooseAggressiveness': chooseAggressiveness,
+    'infill.why': () => infill.why(),
+    'infill.statistics': () => infill.statistics(),
+    'infill.restart': () => infill.restart(),
+    'infill.restartEngine': () => vscode.commands.executeCommand('infill.server.restartEngine'),
+    'infill.showLog': () => infill.showLog(),
+  };
   context.subscriptions.push(
     infill,
-    vscode.commands.registerCommand('infill.restart', () => infill.restart()),
-    vscode.commands.registerCommand('infill.showLog', () => infill.showLog()),
+    ...Object.entries(commands).map(([id, run]) => vscode.commands.registerCommand(id, run)),
+    infill.switches.onDidChange(() => infill.look()),
+    vscode.window.onDidChangeActiveTextEditor(() => infill.look()),
     vscode.workspace.onDidChangeConfiguration((event) => {
       if (event.affectsConfiguration('infill.server')) {
         void infill.restart();
       } else if (event.affectsConfiguration('infill')) {
-        void infill.settingsChanged();
+        void infill.server.settingsChanged().then(() => infill.look());
       }
     }),
     vscode.workspace.onDidGrantWorkspaceTrust(() => infill.restart()),
   );
   void infill.restart();
+  void tellOfRivals(context.globalState);
 }

@@ -1,33 +1,171 @@
-/** Where the server's program is. Looks, and starts nothing. */
+/** The server's process, as the language client runs it: what it is told, and how often it is started again. */
 
-import { accessSync, constants, statSync } from 'node:fs';
-import { delimiter, join } from 'node:path';
-import { workspace } from 'vscode';
+import { setTimeout as sleep } from 'node:timers/promises';
+import * as vscode from 'vscode';
+import {
+  CloseAction,
+  ErrorAction,
+  LanguageClient,
+  State,
+  type ClientCapabilities,
+  type Middleware,
+  type StaticFeature,
+} from 'vscode-languageclient/node';
 
-const program = process.platform === 'win32' ? 'infill-lsp.exe' : 'infill-lsp';
+import { Restarts } from './restarts';
+import { serverSettings } from './settings';
+import type { ServerStatus } from './status';
+import type { Refresh } from './suggestions';
 
-export type Server = { found: true; path: string } | { found: false; problem: string };
+const documents = [{ scheme: 'file' }, { scheme: 'untitled' }, { scheme: 'vscode-notebook-cell' }];
 
-/** The program named by `infill.server.path`; if that is empty, the first one on the PATH. */
-export function findServer(): Server {
-  const chosen = workspace.getConfiguration('infill').get<string>('server.path', '').trim();
-  if (chosen !== '') {
-    return isProgram(chosen)
-      ? { found: true, path: chosen }
-      : { found: false, problem: `infill.server.path is ${chosen}, which is not a program.` };
-  }
-  const candidates = (process.env['PATH'] ?? '').split(delimiter).map((folder) => join(folder, program));
-  const path = candidates.find(isProgram);
-  return path !== undefined
-    ? { found: true, path }
-    : { found: false, problem: `${program} is not on the PATH: install it (see docs/editors.md), or set infill.server.path.` };
+/** What `infill/canvas` brings: one step of the canvas. */
+export interface Frame {
+  textDocument: { uri: string };
+  version: number;
+  step: number;
+  ms: number;
+  slots: { text: string; prob: number; state: 'head' | 'committed' | 'proposed' | 'mask' }[];
 }
 
-function isProgram(path: string): boolean {
-  try {
-    accessSync(path, constants.X_OK);
-    return statSync(path).isFile();
-  } catch {
-    return false;
+/** Who hears what the server tells. */
+export interface Listener {
+  status(status: ServerStatus): void;
+  canvas(frame: Frame): void;
+  refresh(refresh: Refresh): void;
+}
+
+/** The protocol's part beyond LSP. */
+const beyond: StaticFeature = {
+  fillClientCapabilities: (capabilities: ClientCapabilities): void => {
+    capabilities.experimental = { ...capabilities.experimental, infill: { canvas: true, status: true, refresh: true } };
+  },
+  initialize: () => undefined,
+  getState: () => ({ kind: 'static' }),
+  clear: () => undefined,
+};
+
+export class Server implements vscode.Disposable {
+  private current: LanguageClient | undefined;
+  private readonly restarts = new Restarts();
+
+  constructor(
+    private readonly log: vscode.LogOutputChannel,
+    private readonly listener: Listener,
+    private readonly middleware: Middleware,
+    /** Settings that hold where a person has set none. */
+    private readonly defaults: () => Readonly<Record<string, unknown>>,
+  ) {}
+
+  get client(): LanguageClient | undefined {
+    return this.current;
+  }
+
+  async start(program: string): Promise<void> {
+    this.restarts.forget();
+    const client = this.make(program);
+    this.current = client;
+    client.onNotification('infill/status', (status: ServerStatus) => this.listener.status(status));
+    client.onNotification('infill/canvas', (frame: Frame) => this.listener.canvas(frame));
+    client.onNotification('infill/refresh', (refresh: Refresh) => this.listener.refresh(refresh));
+    client.onDidChangeState(({ newState }) => {
+      if (this.current === client && newState === State.Starting) {
+        this.listener.status({ state: 'starting' });
+      }
+    });
+    try {
+      await client.start();
+      this.log.info(`started ${program}`);
+    } catch (error) {
+      this.failed(`${program} does not start: ${error instanceof Error ? error.message : String(error)}`);
+    }
+  }
+
+  async stop(): Promise<void> {
+    const client = this.current;
+    this.current = undefined;
+    // A client that never came up cannot be stopped, and has nothing left to stop.
+    await client?.dispose().catch((error: unknown) => this.log.warn(String(error)));
+  }
+
+  /** Tells a running server that settings changed: it asks for them. */
+  async settingsChanged(): Promise<void> {
+    if (this.current?.isRunning()) {
+      await this.current.sendNotification('workspace/didChangeConfiguration', { settings: {} });
+    }
+  }
+
+  /** How things are in a document; undefined while no server is there to ask. */
+  async status(document: vscode.TextDocument | undefined): Promise<ServerStatus | undefined> {
+    const client = this.current;
+    if (!client?.isRunning()) {
+      return undefined;
+    }
+    const known = document !== undefined && vscode.languages.match(documents, document) > 0;
+    const uri = known ? client.code2ProtocolConverter.asUri(document.uri) : undefined;
+    try {
+      return await client.sendRequest<ServerStatus>('infill/status', uri === undefined ? {} : { textDocument: { uri } });
+    } catch {
+      return undefined; // It went away meanwhile, which is shown.
+    }
+  }
+
+  async dispose(): Promise<void> {
+    await this.stop();
+  }
+
+  private make(program: string): LanguageClient {
+    const client: LanguageClient = new LanguageClient(
+      'infill',
+      'Infill',
+      { command: program },
+      {
+        documentSelector: documents,
+        outputChannel: this.log,
+        errorHandler: {
+          error: () => ({ action: ErrorAction.Continue, handled: true }),
+          closed: () => this.closed(client),
+        },
+        middleware: {
+          ...this.middleware,
+          workspace: {
+            configuration: (params) =>
+              params.items.map(({ section, scopeUri }) =>
+                section === 'infill'
+                  ? serverSettings(scopeUri ? vscode.Uri.parse(scopeUri) : undefined, this.defaults())
+                  : null,
+              ),
+          },
+        },
+      },
+    );
+    client.registerFeature(beyond);
+    return client;
+  }
+
+  private async closed(client: LanguageClient): Promise<{ action: CloseAction; handled: boolean }> {
+    const delay = this.restarts.next(Date.now());
+    if (this.current !== client) {
+      return { action: CloseAction.DoNotRestart, handled: true };
+    }
+    if (delay === undefined) {
+      this.failed('The server has ended five times in three minutes, and is not started again.');
+      return { action: CloseAction.DoNotRestart, handled: true };
+    }
+    this.log.warn(`the server has ended; it is started again in ${delay} ms`);
+    this.listener.status({ state: 'starting' });
+    await sleep(delay);
+    return { action: CloseAction.Restart, handled: true };
+  }
+
+  private failed(problem: string): void {
+    this.log.error(problem);
+    this.listener.status({ state: 'error', message: problem });
+    const [again, log] = ['Start again', 'Show log'];
+    void vscode.window.showErrorMessage(`Infill: ${problem}`, again, log).then((chosen) => {
+      if (chosen !== undefined) {
+        void vscode.commands.executeCommand(chosen === again ? 'infill.restart' : 'infill.showLog');
+      }
+    });
   }
 }

@@ -1,0 +1,186 @@
+/** Fills what a person points at: a selection, holes, or all cursors. Shows first what would change, where that is much. */
+
+import * as vscode from 'vscode';
+import { LSPErrorCodes, ResponseError, WorkDoneProgress, type LanguageClient } from 'vscode-languageclient/node';
+
+import { closeComparison, type Previews } from './preview';
+
+interface Answer {
+  version: number;
+  edits: { range: { start: Place; end: Place }; newText: string; sure: number }[];
+}
+
+interface Place {
+  line: number;
+  character: number;
+}
+
+/** The argument of the server's command `infill.server.fill`, which its code actions carry. */
+export interface Order {
+  uri: string;
+  ranges: { start: Place; end: Place }[];
+  mode: 'selection' | 'holes';
+}
+
+interface Proposal {
+  document: vscode.TextDocument;
+  version: number;
+  edits: vscode.TextEdit[];
+  right: vscode.Uri;
+}
+
+export class Fill {
+  private proposal: Proposal | undefined;
+  private count = 0;
+
+  constructor(
+    private readonly client: () => LanguageClient | undefined,
+    private readonly previews: Previews,
+  ) {}
+
+  /** Writes the selection anew, shown as a comparison first. */
+  async selection(): Promise<void> {
+    const editor = vscode.window.activeTextEditor;
+    if (editor !== undefined) {
+      const { document, selections } = editor;
+      await this.offer(document, await this.ask(document, [...selections], 'selection'));
+    }
+  }
+
+  /** Fills the holes in the selection; without one, those of the document. */
+  async holes(): Promise<void> {
+    const editor = vscode.window.activeTextEditor;
+    if (editor !== undefined) {
+      const { document, selections } = editor;
+      await this.offer(document, await this.ask(document, selections.filter((one) => !one.isEmpty), 'holes'));
+    }
+  }
+
+  /** Fills each cursor, in one step that one undo takes back. */
+  async cursors(): Promise<void> {
+    const editor = vscode.window.activeTextEditor;
+    if (editor === undefined) {
+      return;
+    }
+    const edits = await this.ask(editor.document, [...editor.selections], 'selection');
+    await editor.edit((builder) => {
+      for (const { range, newText } of edits) {
+        if (range.isEmpty) {
+          builder.insert(range.start, newText);
+        } else {
+          builder.replace(range, newText);
+        }
+      }
+    });
+  }
+
+  /** What a code action of the server asks for. */
+  async ordered({ uri, ranges, mode }: Order): Promise<void> {
+    const client = this.client();
+    if (client !== undefined) {
+      const document = await vscode.workspace.openTextDocument(client.protocol2CodeConverter.asUri(uri));
+      await this.offer(document, await this.ask(document, ranges.map(asRange), mode));
+    }
+  }
+
+  async accept(): Promise<void> {
+    const proposal = await this.close();
+    if (proposal === undefined) {
+      return;
+    }
+    const { document, version, edits } = proposal;
+    if (document.version !== version) {
+      void vscode.window.showWarningMessage('Infill: the document has changed since, and nothing was written. Ask again.');
+      return;
+    }
+    const edit = new vscode.WorkspaceEdit();
+    edit.set(document.uri, edits);
+    await vscode.workspace.applyEdit(edit);
+    await vscode.window.showTextDocument(document);
+  }
+
+  async reject(): Promise<void> {
+    await this.close();
+  }
+
+  private async close(): Promise<Proposal | undefined> {
+    const proposal = this.proposal;
+    this.proposal = undefined;
+    await vscode.commands.executeCommand('setContext', 'infill.hasProposal', false);
+    if (proposal !== undefined) {
+      await closeComparison(proposal.right);
+    }
+    return proposal;
+  }
+
+  /** The edits, at the document's version of now; empty where there are none, which has been said then. */
+  private async ask(document: vscode.TextDocument, ranges: vscode.Range[], mode: Order['mode']): Promise<vscode.TextEdit[]> {
+    const client = this.client();
+    if (!client?.isRunning()) {
+      void vscode.window.showWarningMessage('Infill: the server is not running.');
+      return [];
+    }
+    const textDocument = { uri: client.code2ProtocolConverter.asUri(document.uri), version: document.version };
+    const places = ranges.map((range) => client.code2ProtocolConverter.asRange(range));
+    const options = { location: vscode.ProgressLocation.Notification, title: 'Infill: fill', cancellable: true };
+    try {
+      const answer = await vscode.window.withProgress(options, async (progress, token) => {
+        const workDoneToken = `infill-fill-${++this.count}`;
+        let told = 0;
+        const bar = client.onProgress(WorkDoneProgress.type, workDoneToken, (value) => {
+          if (value.kind !== 'end') {
+            const percentage = value.percentage ?? told;
+            progress.report({ message: value.message ?? '', increment: percentage - told });
+            told = percentage;
+          }
+        });
+        try {
+          const params = { textDocument, ranges: places, mode, workDoneToken };
+          return await client.sendRequest<Answer>('infill/fill', params, token);
+        } finally {
+          bar.dispose();
+        }
+      });
+      if (answer.edits.length > 0 && answer.version !== document.version) {
+        throw new ResponseError(LSPErrorCodes.ContentModified, 'the document has changed meanwhile: ask again');
+      }
+      return answer.edits.map(({ range, newText }) => vscode.TextEdit.replace(asRange(range), newText));
+    } catch (error) {
+      const cancelled = error instanceof ResponseError && error.code === LSPErrorCodes.RequestCancelled;
+      if (!cancelled) {
+        void vscode.window.showWarningMessage(`Infill: ${error instanceof Error ? error.message : String(error)}`);
+      }
+      return [];
+    }
+  }
+
+  /** One place as a comparison with buttons; several as edits of which each can be left out. */
+  private async offer(document: vscode.TextDocument, edits: vscode.TextEdit[]): Promise<void> {
+    if (edits.length > 1) {
+      const edit = new vscode.WorkspaceEdit();
+      edits.forEach(({ range, newText }, index) => {
+        const label = `Hole ${index + 1} of ${edits.length}, line ${range.start.line + 1}`;
+        edit.replace(document.uri, range, newText, { needsConfirmation: true, label });
+      });
+      await vscode.workspace.applyEdit(edit, { isRefactoring: true });
+    } else if (edits.length === 1) {
+      const right = this.previews.add(document.uri, applied(document, edits));
+      this.proposal = { document, version: document.version, edits, right };
+      await vscode.commands.executeCommand('setContext', 'infill.hasProposal', true);
+      const name = document.uri.path.split('/').pop() ?? '';
+      await this.previews.compare(document.uri, right, `${name}: what Infill would write`);
+    }
+  }
+}
+
+/** The document's text with the edits, which do not overlap, in it. */
+function applied(document: vscode.TextDocument, edits: readonly vscode.TextEdit[]): string {
+  const last = edits.toSorted((a, b) => b.range.start.compareTo(a.range.start));
+  return last.reduce((text, { range, newText }) => {
+    return text.slice(0, document.offsetAt(range.start)) + newText + text.slice(document.offsetAt(range.end));
+  }, document.getText());
+}
+
+function asRange({ start, end }: { start: Place; end: Place }): vscode.Range {
+  return new vscode.Range(start.line, start.character, end.line, end.character);
+}

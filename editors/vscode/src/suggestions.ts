@@ -1,0 +1,193 @@
+/** What is offered at the cursor, between the language client that asks for it and the editor that draws it.
+ *
+ * Keeps back what is not to be offered here, tells the server what was drawn and taken, and remembers the last one. The
+ * editor's stable interface tells neither what it drew nor what was accepted in part: drawn is what was answered for a
+ * place at which the cursor still is; what was taken in part is read from the document.
+ */
+
+import * as vscode from 'vscode';
+import type { LanguageClient, Middleware } from 'vscode-languageclient/node';
+
+import { anchorAt, findAnchor, takenLength, type Anchor } from './anchors';
+import type { Previews } from './preview';
+import type { Switches } from './switches';
+
+interface Shown {
+  id: string;
+  text: string;
+  uri: vscode.Uri;
+  /** Where the text begins, and what it takes the place of from there. */
+  start: vscode.Position;
+  replaced: string;
+  /** The document as it was, and the cursor's place in it. */
+  document: string;
+  anchor: Anchor;
+}
+
+/** `infill/refresh`: there is a better answer for a place now. */
+export interface Refresh {
+  textDocument: { uri: string };
+  version: number;
+  position: { line: number; character: number };
+}
+
+type Next = Parameters<NonNullable<Middleware['provideInlineCompletionItems']>>[4];
+type Answer = vscode.InlineCompletionItem[] | vscode.InlineCompletionList | null | undefined;
+
+export class Suggestions {
+  private shown: Shown | undefined;
+  private last: Shown | undefined;
+  /** The last suggestion is to be the answer to the next question. */
+  private again: Shown | undefined;
+  /** The next question comes from a refresh, and not by hand. */
+  private refreshing = false;
+
+  constructor(
+    private readonly client: () => LanguageClient | undefined,
+    private readonly switches: Switches,
+    private readonly previews: Previews,
+  ) {}
+
+  async provide(
+    document: vscode.TextDocument,
+    position: vscode.Position,
+    context: vscode.InlineCompletionContext,
+    token: vscode.CancellationToken,
+    next: Next,
+  ): Promise<Answer> {
+    if (this.again !== undefined) {
+      return this.repeat(document, position);
+    }
+    const editor = vscode.window.activeTextEditor;
+    if (this.switches.off(editor?.document === document ? editor : undefined) !== undefined) {
+      return [];
+    }
+    const automatic = vscode.InlineCompletionTriggerKind.Automatic;
+    const asked = this.refreshing ? { ...context, triggerKind: automatic } : context;
+    this.refreshing = false;
+    const answer = await next(document, position, asked, token);
+    if (!token.isCancellationRequested) {
+      this.note(document, position, answer);
+    }
+    return answer;
+  }
+
+  /** By hand, whatever `infill.trigger` says. */
+  async trigger(): Promise<void> {
+    await vscode.commands.executeCommand('editor.action.inlineSuggest.trigger');
+  }
+
+  async refresh({ textDocument, version, position }: Refresh): Promise<void> {
+    const editor = vscode.window.activeTextEditor;
+    const isHere =
+      editor !== undefined &&
+      this.client()?.code2ProtocolConverter.asUri(editor.document.uri) === textDocument.uri &&
+      editor.document.version === version &&
+      editor.selection.isEmpty &&
+      editor.selection.active.isEqual(new vscode.Position(position.line, position.character));
+    if (isHere && this.switches.off(editor) === undefined) {
+      this.refreshing = true;
+      await vscode.commands.executeCommand('editor.action.inlineSuggest.trigger');
+    }
+  }
+
+  /** Accepts a part by the editor's own command, and tells how much is taken by now. */
+  async acceptPart(part: 'Word' | 'Line'): Promise<void> {
+    const shown = this.shown;
+    await vscode.commands.executeCommand(`editor.action.inlineSuggest.acceptNext${part}`);
+    const editor = vscode.window.activeTextEditor;
+    if (shown === undefined || editor?.document.uri.toString() !== shown.uri.toString()) {
+      return;
+    }
+    const written = editor.document.getText(new vscode.Range(shown.start, editor.selection.active));
+    const length = takenLength(shown.text, written);
+    if (length > shown.replaced.length) {
+      await this.tell('infill/partiallyAccepted', { id: shown.id, length });
+    }
+  }
+
+  /** Shows the last suggestion where it was offered, if that place is there still; otherwise as a comparison. */
+  async showLast(): Promise<void> {
+    const last = this.last;
+    if (last === undefined) {
+      void vscode.window.showInformationMessage('Infill: nothing has been suggested yet.');
+      return;
+    }
+    const document = await vscode.workspace.openTextDocument(last.uri);
+    const line = findAnchor(last.anchor, linesOf(document.getText()));
+    if (line === undefined) {
+      const name = last.uri.path.split('/').pop() ?? '';
+      await this.previews.compare(
+        this.previews.add(last.uri, last.document),
+        this.previews.add(last.uri, insert(last.document, last)),
+        `The last suggestion in ${name}, as the text was`,
+      );
+      return;
+    }
+    const editor = await vscode.window.showTextDocument(document);
+    const cursor = new vscode.Position(line, last.anchor.head.length);
+    editor.selection = new vscode.Selection(cursor, cursor);
+    editor.revealRange(editor.selection, vscode.TextEditorRevealType.InCenterIfOutsideViewport);
+    this.again = last;
+    await vscode.commands.executeCommand('editor.action.inlineSuggest.trigger');
+  }
+
+  private repeat(document: vscode.TextDocument, position: vscode.Position): vscode.InlineCompletionItem[] {
+    const last = this.again;
+    this.again = undefined;
+    if (last === undefined || document.uri.toString() !== last.uri.toString()) {
+      return [];
+    }
+    const start = position.translate(0, last.start.character - last.anchor.head.length);
+    const range = new vscode.Range(start, start.translate(0, last.replaced.length));
+    const accepted = { title: 'accepted', command: 'infill.server.accepted', arguments: [last.id] };
+    this.shown = { ...last, start };
+    return [new vscode.InlineCompletionItem(last.text, range, accepted)];
+  }
+
+  private note(document: vscode.TextDocument, position: vscode.Position, answer: Answer): void {
+    const items = Array.isArray(answer) ? answer : (answer?.items ?? []);
+    const [item] = items;
+    const id: unknown = item?.command?.arguments?.[0];
+    if (item === undefined || typeof item.insertText !== 'string' || typeof id !== 'string') {
+      this.shown = undefined;
+      return;
+    }
+    const range = item.range ?? new vscode.Range(position, position);
+    const text = document.getText();
+    this.shown = this.last = {
+      id,
+      text: item.insertText,
+      uri: document.uri,
+      start: range.start,
+      replaced: document.getText(range),
+      document: text,
+      anchor: anchorAt(linesOf(text), position.line, position.character),
+    };
+    const { version } = document;
+    // After the editor had its turn to draw.
+    setTimeout(() => {
+      const editor = vscode.window.activeTextEditor;
+      if (editor?.document === document && document.version === version && editor.selection.active.isEqual(position)) {
+        void this.tell('infill/offered', { id });
+      }
+    });
+  }
+
+  private async tell(method: string, what: object): Promise<void> {
+    const client = this.client();
+    if (client?.isRunning()) {
+      await client.sendNotification(method, what);
+    }
+  }
+}
+
+function linesOf(text: string): string[] {
+  return text.split(/\r\n|\n|\r/);
+}
+
+/** The document as it was when something was suggested, with that in it. */
+function insert(text: string, { start, replaced, text: suggested }: Shown): string {
+  const offset = text.split('\n', start.line).reduce((sum, line) => sum + line.length + 1, 0) + start.character;
+  return text.slice(0, offset) + suggested + text.slice(offset + replaced.length);
+}
