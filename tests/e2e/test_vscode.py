@@ -22,7 +22,6 @@ pytestmark = [
 ]
 
 EXTENSION = REPOSITORY / "editors" / "vscode"
-MACHINE = ("infill.model", "infill.server.path")
 
 
 class Window:
@@ -40,7 +39,8 @@ class Window:
 
     def do(self, step: str, **given: object) -> Any:
         """One step of the driver; fails the test with its reason if it does not come to its end."""
-        assert self._driver.stdin is not None and self._driver.stdout is not None
+        assert self._driver.stdin is not None
+        assert self._driver.stdout is not None
         self._driver.stdin.write(json.dumps({"step": step, **given}) + "\n")
         self._driver.stdin.flush()
         answer = json.loads(self._driver.stdout.readline())
@@ -249,8 +249,79 @@ def test_a_suggestion_is_taken_by_words_and_by_lines_typed_through_dismissed_and
     window.command("Infill: Show the last suggestion")
     wait_for(lambda: "w = 3" in window.ghost, "the last suggestion", seen=lambda: window.ghost)
     window.press("Control+Shift+Alt+ArrowRight", "Control+Shift+Alt+ArrowRight")
-    wait_for(lambda: window.cursor.startswith("Ln 4"), "two lines", seen=lambda: window.cursor)
+    # The editor's own lines: the rest of this one, then the next with its end.
+    wait_for(lambda: window.cursor == "Ln 5, Col 1", "two lines", seen=lambda: window.cursor)
     window.shoot("vscode-lines.png")
     window.save()
     assert file.read_bytes().startswith(f"def area(w, h):\n    return {line}\n    if w:\n        w = 1".encode())
     assert b"w = 3" not in file.read_bytes()
+
+
+def test_off_for_a_language_for_a_file_and_for_a_while(open_window: Open) -> None:
+    window = open_window(b"x = 1\n", {"total = ": "price * count"}, settings={"infill.languages": {"python": False}})
+    window.wait_for_status("off here")
+    window.press("Control+End")
+    window.type("total = ")
+    window.command("Infill: Switch on or off for this language")
+    window.wait_for_status("ready")
+    window.press("Backspace")
+    window.type(" ")
+    window.wait_for_ghost("price * count")
+    window.shoot("vscode-on.png")
+
+    window.command("Infill: Switch on or off for this file")
+    window.wait_for_status("off here: switched off for this file")
+    window.press("Backspace")
+    window.type(" ")
+    assert window.ghost == ""
+    window.command("Infill: Switch on or off for this file")
+    window.wait_for_status("ready")
+
+    window.do("click", selector='.statusbar-item[id$="infill.status"]')
+    wait_for(lambda: "Infill" in "".join(window.texts(".quick-input-widget")), "menu")
+    window.shoot("vscode-menu.png")
+    window.do("click", selector=".quick-input-widget .monaco-list-row", label="Snooze for 5 minutes")
+    window.wait_for_status("off here: snoozed until")
+    window.command("Infill: Wake up")
+    window.wait_for_status("ready")
+
+
+def test_a_secret_file_stays_silent(open_window: Open, tmp_path: Path) -> None:
+    window = open_window(b"A=1\n", {"TOTAL=": "12"}, name=".env")
+    assert "off here" in window.status
+    window.press("Control+End")
+    window.type("TOTAL=")
+    window.command("Infill: Why is nothing offered here?")
+    window.wait_for_notice("Infill:")
+    assert window.ghost == ""
+    window.save()
+    assert (tmp_path / "project" / ".env").read_bytes() == b"A=1\nTOTAL="
+
+
+def test_a_selection_is_written_anew_after_a_look_at_it(open_window: Open, file: Path) -> None:
+    window = open_window(b"def area(w, h):\n    return 0\n\n\nprint(area(2, 3))\n", {"return ": "w * h"})
+    window.go(2)
+    window.press("Shift+ArrowLeft")
+    window.command("Infill: Write the selection anew")
+    wait_for(lambda: window.do("count", selector=".monaco-diff-editor .line-insert"), "comparison")
+    window.shoot("vscode-fill.png")
+    window.command("Infill: Accept what Infill would write")
+    wait_for(lambda: not window.do("count", selector=".monaco-diff-editor"), "end of the comparison")
+    window.save()
+    assert file.read_bytes() == b"def area(w, h):\n    return w * h\n\n\nprint(area(2, 3))\n"
+
+
+def test_the_canvas_is_shown_as_it_is_denoised(open_window: Open) -> None:
+    window = open_window(b"x = 1\n", {"total = ": "price * count"})
+    window.command("Infill: Watch the model write")
+    window.do("click", selector=".editor-instance .view-lines")
+    window.press("Control+End")
+    window.type("total = ")
+    window.wait_for_ghost("price * count")
+    wait_for(
+        lambda: "price * count" in "".join(window.do("webview", selector="#canvas")),
+        "canvas",
+        seen=lambda: window.do("webview", selector="#canvas"),
+    )
+    window.shoot("vscode-denoise.png")
+    assert "slots written" in "".join(window.do("webview", selector="#says"))
