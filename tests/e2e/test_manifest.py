@@ -17,3 +17,25 @@ def test_what_starts_a_program_or_opens_an_address_is_for_the_machine_and_needs_
     for name in ("infill.server.path", "infill.engine.python", "infill.engine.address"):
         assert properties[name]["scope"] == "machine"
         assert name in restricted
+
+
+def test_commands_are_registered_and_none_is_the_servers() -> None:
+    source = (EXTENSION / "src" / "extension.ts").read_text()
+    contributed = {command["command"] for command in MANIFEST["contributes"]["commands"]}
+    assert not [name for name in contributed if f"'{name}':" not in source]
+    assert not [name for name in contributed if name.startswith("infill.server.")], "equal ids break activation"
+
+
+def test_keys_menus_and_the_walkthrough_name_what_there_is() -> None:
+    contributes = MANIFEST["contributes"]
+    contributed = {command["command"] for command in contributes["commands"]}
+    used = [*contributes["keybindings"], *(item for menu in contributes["menus"].values() for item in menu)]
+    assert {item["command"] for item in used} <= contributed
+    steps = [step for walkthrough in contributes["walkthroughs"] for step in walkthrough["steps"]]
+    assert all((EXTENSION / step["media"]["markdown"]).exists() for step in steps)
+    assert {event.partition(":")[2] for step in steps for event in step["completionEvents"]} <= contributed
+
+
+def test_keys_are_taken_only_while_a_suggestion_is_shown() -> None:
+    for binding in MANIFEST["contributes"]["keybindings"]:
+        assert "inlineSuggestionVisible" in binding["when"]
