@@ -17,14 +17,18 @@ pytestmark = pytest.mark.e2e
 COLUMNS, ROWS = 80, 16
 
 GHOST = """
-local namespace = vim.api.nvim_create_namespace("nvim.lsp.inline_completion")
-local texts = {}
-for _, mark in ipairs(vim.api.nvim_buf_get_extmarks(0, namespace, 0, -1, { details = true })) do
-  for _, line in ipairs({ mark[4].virt_text, unpack(mark[4].virt_lines or {}) }) do
-    texts[#texts + 1] = vim.iter(line):map(function(chunk) return chunk[1] end):join("")
+local joined = function(line)
+  return vim.iter(line or {}):map(function(chunk) return chunk[1] end):join("")
+end
+local first, lines = "", {}
+for _, name in ipairs({ "infill", "nvim.lsp.inline_completion" }) do
+  local namespace = vim.api.nvim_create_namespace(name)
+  for _, mark in ipairs(vim.api.nvim_buf_get_extmarks(0, namespace, 0, -1, { details = true })) do
+    first = first .. joined(mark[4].virt_text)
+    vim.list_extend(lines, vim.tbl_map(joined, mark[4].virt_lines or {}))
   end
 end
-return table.concat(texts, "\\n")
+return table.concat({ first, unpack(lines) }, "\\n")
 """
 
 SCREEN = """
@@ -302,7 +306,8 @@ def test_sourcing_the_plugin_starts_nothing_and_takes_no_key(bare: pynvim.Nvim) 
     before = bare.exec_lua("return #vim.api.nvim_get_keymap('i')")
     bare.command("runtime plugin/infill.lua")
     assert bare.exec_lua("return vim.lsp.is_enabled('infill_lsp')") is False
-    assert bare.exec_lua("return #vim.api.nvim_get_keymap('i')") == before + 1
+    new = bare.exec_lua("return vim.iter(vim.api.nvim_get_keymap('i')):map(function(map) return map.lhs end):totable()")
+    assert len([lhs for lhs in new if not lhs.startswith("<Plug>(infill-")]) == before
     assert bare.funcs.hasmapto("<Plug>(infill-accept)", "i") == 0
 
 
@@ -312,3 +317,85 @@ def test_checkhealth_says_what_to_do_without_a_server(bare: pynvim.Nvim) -> None
     report = "\n".join(bare.current.buffer)
     assert "`infill-lsp` is not on the PATH" in report
     assert "see docs/editors.md" in report
+
+
+def test_word_by_word_and_line_by_line(open_file: OpenFile) -> None:
+    body = "\n    if w < 0 or h < 0:\n        raise ValueError('negative side')\n    return w * h"
+    before = 'def area(w, h):\n    """The area of a rectangle."""\n\n\nprint(area(2, 3))\n'
+    neovim = open_file(before.encode(), {'rectangle."""': body})
+    neovim.nvim.command("imap <C-w> <Plug>(infill-accept-word)")
+    neovim.nvim.command("imap <C-l> <Plug>(infill-accept-line)")
+    neovim.keys("jA")
+    neovim.wait_for_ghost(body)
+    for keys, taken in (("<C-w>", "\n    if"), ("<C-w>", " w"), ("<C-l>", " < 0 or h < 0:")):
+        neovim.keys(keys)
+        body = body.removeprefix(taken)
+        neovim.wait_for_ghost(body)
+    assert neovim.lines[2] == "    if w < 0 or h < 0:"
+    neovim.keys("<C-l>")
+    neovim.wait_for_ghost("\n    return w * h")
+    neovim.keys("<C-l>")
+    wait_for(lambda: neovim.lines[4] == "    return w * h", "accepted line", seen=lambda: neovim.lines)
+    assert neovim.cursor == (4, len("    return w * h"))
+
+
+def test_ghost_text_stays_while_it_is_typed(open_file: OpenFile) -> None:
+    text = "price_of_one_piece * count_of_all_pieces + 1"
+    neovim = open_file(b"", {"total = ": text})
+    neovim.keys("itotal = ")
+    neovim.wait_for_ghost(text)
+    for typed in range(1, 31):
+        neovim.keys(text[typed - 1])
+        wait_for(lambda n=typed: neovim.cursor[1] == len("total = ") + n, "typed character")
+        assert neovim.ghost == text[typed:]
+
+
+def test_accepting_is_one_change_that_undo_takes_back_and_dot_repeats(open_file: OpenFile) -> None:
+    neovim = open_file(b"a\nb\n", {"total = ": "price * count"})
+    neovim.keys("A; total = ")
+    neovim.wait_for_ghost("price * count")
+    neovim.keys("<Tab><Esc>j.")
+    wait_for(
+        lambda: neovim.lines == ["a; total = price * count", "b; total = price * count"],
+        "dot",
+        seen=lambda: neovim.lines,
+    )
+    neovim.keys("u")
+    wait_for(lambda: neovim.lines[1] == "b", "undone repetition", seen=lambda: neovim.lines)
+    neovim.keys("u")
+    wait_for(lambda: neovim.lines[0] == "a; total = ", "undone acceptance", seen=lambda: neovim.lines)
+
+
+def test_an_open_menu_goes_when_ghost_text_is_accepted(open_file: OpenFile) -> None:
+    neovim = open_file(b"", {"total = ": "price * count", "total = pr": "ice * count"})
+    neovim.keys("itotal = ")
+    neovim.wait_for_ghost("price * count")
+    neovim.nvim.command("set completeopt=menuone,noinsert,noselect")
+    neovim.lua("vim.fn.complete(9, { 'print', 'prod' })")
+    wait_for(lambda: neovim.nvim.funcs.pumvisible(), "menu")
+    neovim.keys("<Tab>")
+    wait_for(lambda: neovim.lines == ["total = price * count"], "accepted text", seen=lambda: neovim.lines)
+    assert not neovim.nvim.funcs.pumvisible()
+
+
+@pytest.mark.parametrize("command", ["bwipe!", "edit!", "write"])
+def test_a_buffer_that_goes_in_mid_request_is_no_error(open_file: OpenFile, command: str) -> None:
+    neovim = open_file(b"", {"total = ": "price * count"})
+    neovim.keys("itotal = ")
+    neovim.nvim.command(command)
+    assert neovim.lua("vim.wait(500) return true")
+    assert "Error" not in neovim.messages
+    assert "E5" not in neovim.messages
+
+
+def test_cycling_and_dismissing(open_file: OpenFile) -> None:
+    neovim = open_file(b"", {"total = ": "price * count"})
+    neovim.nvim.command("imap <C-n> <Plug>(infill-next)")
+    neovim.nvim.command("imap <C-e> <Plug>(infill-dismiss)")
+    neovim.keys("itotal = ")
+    neovim.wait_for_ghost("price * count")
+    neovim.keys("<C-n>")
+    wait_for(lambda: "/" in neovim.ghost, "count of what there is to choose from", seen=lambda: neovim.ghost)
+    neovim.keys("<C-e>")
+    neovim.wait_for_ghost("")
+    assert neovim.lines == ["total = "]

@@ -3,6 +3,7 @@
 --- Looks from the editor's side only: the engine and its model are the business of the server's own doctor.
 
 local infill = require("infill")
+local presenter = require("infill.presenter")
 
 local M = {}
 
@@ -13,10 +14,10 @@ local VERSION_TIMEOUT_MS = 10000
 -- Helpers -------------------------------------------------------------------------------------------------------------
 
 local function check_neovim()
-  if vim.fn.has("nvim-0.12") == 1 then
+  if vim.fn.has("nvim-0.11") == 1 then
     vim.health.ok("Neovim " .. tostring(vim.version()))
   else
-    vim.health.error(("Neovim %s has no inline completion"):format(vim.version()), "Install Neovim 0.12 or newer")
+    vim.health.error(("Neovim %s is too old"):format(vim.version()), "Install Neovim 0.11 or newer")
   end
 end
 
@@ -61,7 +62,8 @@ local function check_clients()
   for _, client in ipairs(clients) do
     local buffers = vim.tbl_keys(client.attached_buffers)
     local shown = vim.iter(buffers):filter(function(bufnr)
-      return vim.lsp.inline_completion.is_enabled({ bufnr = bufnr })
+      return presenter.is_attached(bufnr)
+        or (vim.lsp.inline_completion ~= nil and vim.lsp.inline_completion.is_enabled({ bufnr = bufnr }))
     end)
     local count = #shown:totable()
     local where = ("%d of %d buffers (client %d, root %s)"):format(
@@ -73,7 +75,7 @@ local function check_clients()
     if count > 0 then
       vim.health.ok("Attached, with ghost text in " .. where)
     else
-      vim.health.warn("Attached, with ghost text in " .. where, "Call vim.lsp.inline_completion.enable()")
+      vim.health.warn("Attached, with ghost text in " .. where, 'Call require("infill").setup(), or vim.lsp.inline_completion.enable()')
     end
   end
 end

@@ -1,27 +1,18 @@
---- Ghost text from infill-lsp, through Neovim's own LSP client.
+--- Code infilling as ghost text, by the language server infill-lsp.
 ---
---- Knows how the server is started and how what is shown goes into the buffer. It does not draw, debounce or request
---- anything: that is core's `vim.lsp.inline_completion`. It does not know how a completion is made: the server does.
+--- Knows how the server is started and what a person may ask for. The parts do the work: `presenter` asks and draws,
+--- `fill` fills selections and holes, `status` says how things are. None knows how a completion is made: the server does.
+
+local presenter = require("infill.presenter")
+local settings = require("infill.settings")
 
 local M = {}
 
 -- Settings ------------------------------------------------------------------------------------------------------------
 
----@class infill.Settings
----@field cmd string[] The server's command line.
----@field init_options table<string, any> The server's settings, such as `{ enabled = true, maxLines = 8 }`.
----@field accept_key string|false Insert-mode key that accepts; taken only if it is free. `false`: no key.
-
----@type infill.Settings
-M.defaults = {
-  cmd = { "infill-lsp" },
-  init_options = {},
-  accept_key = "<Tab>",
-}
-
 --- What `setup` was given, over the defaults.
 ---@type infill.Settings
-M.settings = vim.deepcopy(M.defaults)
+M.settings = settings.defaults()
 
 --- The server's name in `vim.lsp.config` and `vim.lsp.enable`.
 M.server = "infill_lsp"
@@ -30,29 +21,6 @@ M.server = "infill_lsp"
 M.accept_desc = "Accept the shown infill"
 
 -- Helpers -------------------------------------------------------------------------------------------------------------
-
---- The settings if every value has the right type; otherwise the defaults, and one line that says what is wrong.
----@param opts table
----@return infill.Settings
-local function checked(opts)
-  local is_key = function(key)
-    return key == false or (type(key) == "string" and key ~= "")
-  end
-  local ok, problem = pcall(function()
-    for name in pairs(opts) do
-      assert(M.defaults[name] ~= nil, ("there is no setting `%s`"):format(name))
-    end
-    vim.validate("cmd", opts.cmd, vim.islist, true, "list of strings")
-    vim.validate("init_options", opts.init_options, "table", true)
-    vim.validate("accept_key", opts.accept_key, is_key, true, "key or false")
-  end)
-  if ok then
-    return vim.tbl_extend("force", M.defaults, opts)
-  end
-  local reason = tostring(problem):gsub("^.-:%d+: ", ""):gsub("\n.*", "")
-  vim.notify(("infill: %s; the defaults are used (see :help infill-settings)"):format(reason), vim.log.levels.ERROR)
-  return vim.deepcopy(M.defaults)
-end
 
 --- Maps the accept key unless somebody else has it. Neovim's own `<Tab>` (jump in a snippet) counts as free: it is
 --- what the key goes on doing where nothing is shown.
@@ -65,7 +33,12 @@ local function map_accept_key(key)
   end
   vim.keymap.set("i", key, function()
     local otherwise = before.callback and before.callback() or key
-    return M.accept(otherwise) and "" or otherwise
+    if presenter.text() ~= "" then
+      -- What was typed before is a change of its own; a menu closes and leaves its entry.
+      local close = vim.fn.pumvisible() == 1 and "<C-y>" or ""
+      return close .. "<C-g>u<Cmd>lua require('infill').accept()<CR>"
+    end
+    return not presenter.is_attached(vim.api.nvim_get_current_buf()) and M.accept(otherwise) and "" or otherwise
   end, { expr = true, silent = true, desc = M.accept_desc })
 end
 
@@ -90,24 +63,87 @@ local function moved_to_cursor(item)
   return item
 end
 
+--- Takes what core shows, where the server is enabled without `setup`.
+---@param otherwise? string
+---@return boolean
+local function accept_from_core(otherwise)
+  if not vim.lsp.inline_completion then
+    return false
+  end
+  return vim.lsp.inline_completion.get({
+    on_accept = function(item)
+      local current = moved_to_cursor(item)
+      if not current and otherwise then
+        vim.api.nvim_feedkeys(vim.keycode(otherwise), "ni", false)
+      end
+      return current
+    end,
+  })
+end
+
+---@param buf integer
+---@return boolean
+local function allowed(buf)
+  return vim.b[buf].infill ~= false and not vim.wo.diff and vim.fn.reg_executing() == ""
+end
+
+--- What the server is told of us beyond what Neovim says itself.
+local function capabilities()
+  return {
+    textDocument = { inlineCompletion = { dynamicRegistration = false } },
+    experimental = { infill = { status = true, refresh = true } },
+  }
+end
+
 -- Public functions ----------------------------------------------------------------------------------------------------
 
 --- Starts infill-lsp in every ordinary buffer and shows its completions as ghost text.
 ---@param opts? infill.Settings Any subset of the settings.
 function M.setup(opts)
-  M.settings = checked(opts or {})
+  local problem
+  M.settings, problem = settings.checked(opts or {})
+  if problem then
+    vim.notify(
+      ("infill: %s; the defaults are used (see :help infill-settings)"):format(problem),
+      vim.log.levels.ERROR
+    )
+  end
+  presenter.debounce = M.settings.debounce
+  presenter.allowed = allowed
+  -- Core's own groups where it has them, from 0.12 on.
+  local has_groups = vim.fn.hlexists("ComplHint") == 1
+  vim.api.nvim_set_hl(0, "InfillGhost", { default = true, link = has_groups and "ComplHint" or "NonText" })
+  vim.api.nvim_set_hl(0, "InfillHint", { default = true, link = has_groups and "ComplHintMore" or "MoreMsg" })
   vim.lsp.config(M.server, {
     cmd = M.settings.cmd,
+    capabilities = capabilities(),
     -- An empty Lua table would travel as a JSON list.
     init_options = next(M.settings.init_options) and M.settings.init_options,
+    handlers = {
+      ["infill/refresh"] = function(_, params, ctx)
+        presenter.refresh(params, assert(vim.lsp.get_client_by_id(ctx.client_id)))
+      end,
+      ["infill/status"] = function() end,
+    },
   })
+  local group = vim.api.nvim_create_augroup("infill", {})
   vim.api.nvim_create_autocmd("LspAttach", {
-    group = vim.api.nvim_create_augroup("infill", {}),
+    group = group,
     desc = "Show what infill-lsp completes",
     callback = function(event)
       local client = vim.lsp.get_client_by_id(event.data.client_id)
-      if client and client.name == M.server and client:supports_method("textDocument/inlineCompletion", event.buf) then
-        vim.lsp.inline_completion.enable(true, { bufnr = event.buf })
+      if client and client.name == M.server then
+        presenter.attach(client, event.buf)
+      end
+    end,
+  })
+  vim.api.nvim_create_autocmd("LspDetach", {
+    group = group,
+    desc = "Take away what infill-lsp completes",
+    callback = function(event)
+      local client = vim.lsp.get_client_by_id(event.data.client_id)
+      if not client or client.name == M.server then
+        presenter.detach(event.buf)
       end
     end,
   })
@@ -121,15 +157,25 @@ end
 ---@param otherwise? string Keys to feed if what is shown turns out to be out of date.
 ---@return boolean accepted false if nothing is shown.
 function M.accept(otherwise)
-  return vim.lsp.inline_completion.get({
-    on_accept = function(item)
-      local current = moved_to_cursor(item)
-      if not current and otherwise then
-        vim.api.nvim_feedkeys(vim.keycode(otherwise), "ni", false)
-      end
-      return current
-    end,
-  })
+  if presenter.is_attached(vim.api.nvim_get_current_buf()) then
+    return presenter.accept()
+  end
+  return accept_from_core(otherwise)
+end
+
+M.accept_word = presenter.accept_word
+M.accept_line = presenter.accept_line
+M.dismiss = presenter.dismiss
+M.trigger = presenter.trigger
+
+--- Shows the next of several completions.
+function M.next()
+  presenter.cycle(1)
+end
+
+--- Shows the one before.
+function M.previous()
+  presenter.cycle(-1)
 end
 
 return M
