@@ -48,10 +48,10 @@ class Window:
             pytest.fail(f"{step} {given}: {answer['error']}\nsee failed.png in the artifacts")
         return answer["value"]
 
-    def open(self, url: str, file: str) -> None:
+    def open(self, url: str, file: str, status: str) -> None:
         self.do("open", url=url)
         self.do("file", name=file)
-        self.wait_for_status("ready")
+        self.wait_for_status(status)
 
     def type(self, text: str) -> None:
         self.do("type", text=text)
@@ -138,7 +138,11 @@ def open_window(
     windows: list[Window] = []
 
     def open_window(
-        content: bytes, answers: dict[str, str], name: str = "shapes.py", settings: dict[str, Any] | None = None
+        content: bytes,
+        answers: dict[str, str],
+        name: str = "shapes.py",
+        settings: dict[str, Any] | None = None,
+        status: str = "ready",
     ) -> Window:
         engine.answers(answers)
         (project / name).write_bytes(content)
@@ -166,7 +170,7 @@ def open_window(
             started.append(subprocess.Popen([code_server, *arguments], stdout=log, stderr=log, start_new_session=True))
         wait_for(lambda: is_listening(port), "VS Code")
         windows.append(Window(code_server, artifacts))
-        windows[-1].open(f"http://127.0.0.1:{port}/?folder={project}", name)
+        windows[-1].open(f"http://127.0.0.1:{port}/?folder={project}", name, status)
         return windows[-1]
 
     yield open_window
@@ -258,8 +262,8 @@ def test_a_suggestion_is_taken_by_words_and_by_lines_typed_through_dismissed_and
 
 
 def test_off_for_a_language_for_a_file_and_for_a_while(open_window: Open) -> None:
-    window = open_window(b"x = 1\n", {"total = ": "price * count"}, settings={"infill.languages": {"python": False}})
-    window.wait_for_status("off here")
+    off = {"infill.languages": {"python": False}}
+    window = open_window(b"x = 1\n", {"total = ": "price * count"}, settings=off, status="off here")
     window.press("Control+End")
     window.type("total = ")
     window.command("Infill: Switch on or off for this language")
@@ -287,8 +291,7 @@ def test_off_for_a_language_for_a_file_and_for_a_while(open_window: Open) -> Non
 
 
 def test_a_secret_file_stays_silent(open_window: Open, tmp_path: Path) -> None:
-    window = open_window(b"A=1\n", {"TOTAL=": "12"}, name=".env")
-    assert "off here" in window.status
+    window = open_window(b"A=1\n", {"TOTAL=": "12"}, name=".env", status="off here")
     window.press("Control+End")
     window.type("TOTAL=")
     window.command("Infill: Why is nothing offered here?")
