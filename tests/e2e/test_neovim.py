@@ -399,3 +399,37 @@ def test_cycling_and_dismissing(open_file: OpenFile) -> None:
     neovim.keys("<C-e>")
     neovim.wait_for_ghost("")
     assert neovim.lines == ["total = "]
+
+
+def test_a_selection_is_filled_previewed_and_undone_as_one_change(open_file: OpenFile) -> None:
+    neovim = open_file(b"total = nothing\n", {"total = ": "price * count"})
+    neovim.keys("wwve:Infill fill<CR>")
+    wait_for(lambda: "accepts" in neovim.screen, "preview", seen=lambda: neovim.screen)
+    assert "total = price * count" in neovim.screen
+    neovim.keys("a")
+    wait_for(lambda: neovim.lines == ["total = price * count"], "filled selection", seen=lambda: neovim.lines)
+    neovim.keys("u")
+    wait_for(lambda: neovim.lines == ["total = nothing"], "undone fill", seen=lambda: neovim.lines)
+
+
+def test_snoozed_or_off_it_is_silent_and_says_so(open_file: OpenFile) -> None:
+    neovim = open_file(b"", {"total = ": "price * count"})
+    for command, word in (("snooze 5", "snoozed"), ("off", "off")):
+        neovim.nvim.command(f"Infill {command}")
+        assert neovim.lua("return require('infill').statusline()") == f"infill {word}"
+    neovim.keys("itotal = ")
+    neovim.lua("vim.wait(300) return true")
+    assert neovim.ghost == ""
+    neovim.nvim.command("Infill on")
+
+    def shown() -> bool:
+        neovim.keys("<BS> ")
+        neovim.lua("vim.wait(500) return true")
+        return neovim.ghost == "price * count"
+
+    wait_for(shown, "ghost text", seen=lambda: neovim.messages)
+    neovim.nvim.command("Infill status")
+    wait_for(lambda: "infill: " in neovim.messages, "status")
+    neovim.nvim.command("Infill why")
+    assert neovim.nvim.funcs.getcompletion("Infill s", "cmdline") == ["snooze", "stats", "status"]
+    assert "Error" not in neovim.messages

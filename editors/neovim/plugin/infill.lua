@@ -27,3 +27,16 @@ for _, action in ipairs(actions) do
     { desc = description }
   )
 end
+
+vim.keymap.set("x", "<Plug>(infill-fill)", ":Infill fill<CR>", { silent = true, desc = "Fill the selection" })
+
+vim.api.nvim_create_user_command("Infill", function(command)
+  require("infill").command(command)
+end, {
+  nargs = "+",
+  range = true,
+  desc = "Code infilling: on, off, snooze, status, fill and more",
+  complete = function(begun)
+    return require("infill").complete(begun)
+  end,
+})

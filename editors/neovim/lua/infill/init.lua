@@ -3,12 +3,16 @@
 --- Knows how the server is started and what a person may ask for. The parts do the work: `presenter` asks and draws,
 --- `fill` fills selections and holes, `status` says how things are. None knows how a completion is made: the server does.
 
+local fill = require("infill.fill")
 local presenter = require("infill.presenter")
 local settings = require("infill.settings")
+local status = require("infill.status")
 
 local M = {}
 
 -- Settings ------------------------------------------------------------------------------------------------------------
+
+local off, snoozed_until = false, 0 ---@type boolean, integer ms of `vim.uv.now()`
 
 --- What `setup` was given, over the defaults.
 ---@type infill.Settings
@@ -81,11 +85,132 @@ local function accept_from_core(otherwise)
   })
 end
 
+--- Why this editor shows nothing in a buffer; nil where it may.
+---@param buf integer
+---@return string?
+local function silence(buf)
+  if off or vim.b[buf].infill == false then
+    return "off"
+  elseif snoozed_until > vim.uv.now() then
+    return "snoozed"
+  elseif vim.wo.diff then
+    return "off in a diff"
+  end
+end
+
 ---@param buf integer
 ---@return boolean
 local function allowed(buf)
-  return vim.b[buf].infill ~= false and not vim.wo.diff and vim.fn.reg_executing() == ""
+  return not silence(buf) and vim.fn.reg_executing() == ""
 end
+
+---@return vim.lsp.Client?
+local function client_here()
+  return vim.lsp.get_clients({ name = M.server, bufnr = 0 })[1]
+end
+
+local function say(text)
+  vim.notify(text, vim.log.levels.INFO)
+end
+
+--- Tells every server whether anything is wanted: one that is off frees its engine.
+local function set_enabled(enabled)
+  off = not enabled
+  snoozed_until = 0
+  for _, client in ipairs(vim.lsp.get_clients({ name = M.server })) do
+    local section = vim.tbl_extend("force", M.settings.init_options, { enabled = enabled })
+    client.settings = vim.tbl_extend("force", client.settings or {}, { infill = section })
+    client:notify("workspace/didChangeConfiguration", { settings = client.settings })
+  end
+  if off then
+    presenter.dismiss()
+  end
+end
+
+--- Asks the server of this buffer; what it answers, or what is wrong, is said in one line.
+local function inquire(method, params, sentence)
+  local client = client_here()
+  if not client then
+    say("infill: no server is attached to this buffer; :checkhealth infill says why")
+    return
+  end
+  client:request(method, params(client), function(err, result)
+    say(err and ("infill: " .. err.message) or sentence(result))
+  end, 0)
+end
+
+local function here(client)
+  return vim.lsp.util.make_position_params(0, client.offset_encoding)
+end
+
+local function ask_fill(mode, first, last)
+  local client, buf = client_here(), vim.api.nvim_get_current_buf()
+  if not client then
+    say("infill: no server is attached to this buffer; :checkhealth infill says why")
+    return
+  end
+  local ranges = first and fill.ranges(buf, first, last, client.offset_encoding) or {}
+  fill.ask(client, buf, mode, ranges, M.settings.preview)
+end
+
+--- What `:Infill` takes.
+---@type table<string, fun(command: vim.api.keyset.create_user_command.command_args, argument: string?)>
+local subcommands = {
+  on = function()
+    set_enabled(true)
+  end,
+  off = function()
+    set_enabled(false)
+  end,
+  toggle = function()
+    set_enabled(off)
+  end,
+  snooze = function(_, minutes)
+    snoozed_until = vim.uv.now() + 60000 * (tonumber(minutes) or 15)
+    presenter.dismiss()
+  end,
+  status = function()
+    local reason = silence(0)
+    if reason then
+      say("infill: " .. reason)
+      return
+    end
+    inquire("infill/status", function()
+      return { textDocument = vim.lsp.util.make_text_document_params() }
+    end, status.sentence)
+  end,
+  why = function()
+    inquire("infill/why", here, function(result)
+      return "infill: " .. result.reason
+    end)
+  end,
+  fill = function(command)
+    ask_fill("selection", command.line1, command.line2)
+  end,
+  holes = function(command)
+    if command.range > 0 then
+      ask_fill("holes", command.line1, command.line2)
+    else
+      ask_fill("holes")
+    end
+  end,
+  log = function()
+    local log = vim.lsp.log
+    vim.cmd.tabedit(vim.fn.fnameescape(log.get_filename and log.get_filename() or vim.lsp.get_log_path()))
+  end,
+  restart = function()
+    inquire("workspace/executeCommand", function()
+      return { command = "infill.server.restartEngine", arguments = {} }
+    end, function()
+      return "infill: the engine starts anew"
+    end)
+  end,
+  stats = function()
+    inquire("workspace/executeCommand", function()
+      return { command = "infill.server.stats", arguments = {} }
+    end, tostring)
+  end,
+}
 
 --- What the server is told of us beyond what Neovim says itself.
 local function capabilities()
@@ -123,7 +248,9 @@ function M.setup(opts)
       ["infill/refresh"] = function(_, params, ctx)
         presenter.refresh(params, assert(vim.lsp.get_client_by_id(ctx.client_id)))
       end,
-      ["infill/status"] = function() end,
+      ["infill/status"] = function(_, params, ctx)
+        status.set(ctx.client_id, params)
+      end,
     },
   })
   local group = vim.api.nvim_create_augroup("infill", {})
@@ -176,6 +303,35 @@ end
 --- Shows the one before.
 function M.previous()
   presenter.cycle(-1)
+end
+
+--- How things are in this buffer, for the statusline.
+---@return string
+function M.statusline()
+  return status.text(client_here(), silence(0))
+end
+
+--- What `:Infill` does.
+---@param command vim.api.keyset.create_user_command.command_args
+function M.command(command)
+  local name, argument = unpack(command.fargs)
+  local subcommand = subcommands[name]
+  if subcommand then
+    subcommand(command, argument)
+  else
+    vim.notify("infill: takes " .. table.concat(M.complete(""), ", "), vim.log.levels.ERROR)
+  end
+end
+
+--- The subcommands of `:Infill` that begin so.
+---@param begun string
+---@return string[]
+function M.complete(begun)
+  local names = vim.tbl_filter(function(name)
+    return vim.startswith(name, begun)
+  end, vim.tbl_keys(subcommands))
+  table.sort(names)
+  return names
 end
 
 return M
