@@ -31,7 +31,7 @@ from bench.filling import Case, Model, answer, held_out, tokens_of, with_suffix
 from bench.gate import logistic_regression
 
 #: Lines that are written beyond the true end.
-BEYOND = 2
+BEYOND = 3
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,8 @@ class Place:
     end: float
     #: Mean log-probability of the suffix's first tokens there, nats.
     suffix: float
+    #: Whether the text would leave something open there.
+    open: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,12 @@ def scored(case: Case, model: Model, truth: Truth) -> Ends | None:
     if len(case.truth) not in offsets or not candidate.text.startswith(case.truth):
         return None
     places = tuple(
-        Place(candidate.text[: end.offset].count("\n") + 1, float(np.log(max(end.end_prob, 1e-12))), end.suffix_logprob)
+        Place(
+            candidate.text[: end.offset].count("\n") + 1,
+            float(np.log(max(end.end_prob, 1e-12))),
+            end.suffix_logprob,
+            end.open,
+        )
         for end in found
         if end.suffix_logprob is not None
     )
@@ -98,16 +105,17 @@ def _endless(model: Model, truth: Truth) -> Engine:
 
 
 #: What the rule knows of a line end.
-FEATURES = ("one", "END", "suffix", "suffix, gained", "lines")
+FEATURES = ("one", "END", "suffix", "suffix, gained", "open", "lines")
 
 
 def features(of: Ends) -> NDArray[np.float64]:
     """[ends, FEATURES]: 1, the log-odds of END, the suffix's mean log-probability, by how much that is more than at the
-    best end before (0 for the first), and the logarithm of the lines."""
+    best end before (0 for the first), 1 for an open end, and the logarithm of the lines."""
     suffix = np.array([place.suffix for place in of.places])
     best = np.maximum.accumulate(suffix)
     gained = np.concatenate([[0.0], suffix[1:] - best[:-1]])
-    columns = [np.ones(len(suffix)), [p.end for p in of.places], suffix, gained, [math.log(p.lines) for p in of.places]]
+    opened, lines = [place.open for place in of.places], [math.log(place.lines) for place in of.places]
+    columns = [np.ones(len(suffix)), [place.end for place in of.places], suffix, gained, opened, lines]
     return np.stack([np.asarray(column, np.float64) for column in columns], 1)
 
 
@@ -157,6 +165,7 @@ RULES = {
     "the suffix's likelihood": ("suffix",),
     "both": ("END", "suffix"),
     "both, and what the likelihood gained": ("END", "suffix", "suffix, gained"),
+    "these, and whether it is open": ("END", "suffix", "suffix, gained", "open"),
     "all": FEATURES,
 }
 

@@ -12,11 +12,11 @@ What a person wants at a cursor, one rule a line of `_shape`:
 |---|---|---|---|---|
 | in a string or a comment | string, comment, docstring | 1 | - | before its end, or with the line |
 | code or a closer after it on the line | span, or arguments | 1 | - | before the closer, the next part, with the line |
-| after something that opens a body which is not there yet | lines | 8 | deeper than the opener | dedent, closer |
-| blank line of an empty body | lines | 8 | deeper than the opener, or the docstring's | the same |
+| after something that opens a body which is not there yet | lines | 12 | deeper than the opener | dedent, closer |
+| blank line of an empty body | lines | 12 | deeper than the opener, or the docstring's | the same |
 | any other place in a line that has begun | rest, or arguments | 1 | - | with the line |
 | blank line with a statement of its block below | line | 1 | - | before the sibling |
-| blank line at its block's end, or before a definition | lines | 3 | the block's | closer, dedent, sibling, file |
+| blank line at its block's end, or before a definition | lines | 8 | the block's | closer, dedent, sibling, file |
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ MAX_LINE = 2_000
 MAX_PREFIX = 64 * 1024
 MAX_SUFFIX = 32 * 1024
 #: Lines of an empty body, and of a place where a block could go on or end.
-BODY_LINES = 8
-BLOCK_END_LINES = 3
+BODY_LINES = 12
+BLOCK_END_LINES = 8
 #: Lines on each side of the cursor that say what the document indents by.
 INDENTED_LINES = 200
 

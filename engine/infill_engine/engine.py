@@ -76,8 +76,8 @@ SCORED_SUFFIX = 8
 
 #: Where a suffix scores line ends, END ends the gap only if it is as probable as this. Taken wherever it is the most
 #: probable, it ended 43% of held-out gaps of several lines where their authors did; with the best of the scored ends,
-#: up to one clearly past, it was 69%.
-SURE_END = 0.95
+#: up to one clearly past, it was 68%, a point less where 95% are enough.
+SURE_END = 0.98
 
 #: The share of a request's time that encoding contexts may take when nothing of them is cached.
 ENCODE_SHARE = 0.5

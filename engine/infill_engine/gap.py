@@ -6,6 +6,7 @@ when there is no use in going on.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -15,9 +16,10 @@ from infill_engine.protocol import Candidate, End, InfillRequest, Reason, end_sc
 #: A tab stands for this many columns.
 TAB = 8
 
-#: The best end is clear when it leads all later ones, of which there is one at least, by so much of `end_scores`. On
-#: held-out gaps that takes 1.5 lines beyond the true end, and 1.8 without it, for one wrong end in a hundred.
-CLEAR_MARGIN = 4.0
+#: The best end is clear when it leads all later ones that are not open, of which there is one at least, by so much of
+#: `end_scores`. On held-out gaps that takes 1.9 lines beyond the true end, and 2.8 without it; it then is the true one
+#: in 71% instead of 72%.
+CLEAR_MARGIN = 3.0
 
 #: A text is stuck if it ends with the same run of up to so many bytes, so many times over, for so many bytes in all.
 LONGEST_STUTTER, STUTTERS, STUTTER_BYTES = 48, 4, 24
@@ -67,10 +69,11 @@ class GapText:
     def score(self, at: int, suffix_logprob: float | None, end_prob: float) -> Reason | None:
         """Records a line end, at a byte offset of the gap, as a place to stop; says whether the best end is clear. Then
         the text ends here, whatever was written in the same pass after it."""
-        self._ends.append(End(at, suffix_logprob, end_prob))
+        self._ends.append(End(at, suffix_logprob, end_prob, is_open(self._gap[:at].decode(errors="ignore"))))
         scores = end_scores(self._ends)
         best = scores.index(max(scores))
-        later = scores[best + 1 :]
+        closed = zip(scores[best + 1 :], self._ends[best + 1 :], strict=True)
+        later = [score for score, end in closed if not end.open]
         if suffix_logprob is not None and later and max(later) < scores[best] - CLEAR_MARGIN:
             self._limit = at
             return "end"
@@ -144,6 +147,16 @@ class GapText:
         return len(following) > 3 and line.strip() == following
 
 
+def is_open(text: str) -> bool:
+    """Whether a gap that ends with `text` would leave something open: more brackets than it closes, those in strings of
+    one line left out, or an opener or operator at its end."""
+    code = _STRING.sub('""', text).rstrip()
+    unclosed = sum(map(code.count, "([{")) > sum(map(code.count, ")]}"))
+    return unclosed or code.endswith(_UNFINISHED)
+
+
+_STRING = re.compile(r""" "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*' """, re.VERBOSE)
+_UNFINISHED = ("(", "[", "{", ":", "=", "+", "|", "&", "\\", "->", "=>")
 _NO_WORD = bytes(c for c in range(0x80) if not chr(c).isalnum())
 _WORD = bytes(c for c in range(256) if chr(c).isalnum() or c == ord("_") or c >= 0x80)
 

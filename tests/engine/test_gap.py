@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from infill_engine.gap import GapText
+from infill_engine.gap import GapText, is_open
 from infill_engine.protocol import InfillRequest
 
 
@@ -142,3 +142,35 @@ def test_an_end_close_to_the_best_keeps_it_open():
     gap.score(2, -1.0, 0.0)
     gap.score(4, -1.2, 0.0)
     assert gap.score(6, -1.3, 0.0) is None
+
+
+def test_an_open_end_is_no_evidence_that_the_gap_is_over():
+    gap, _ = write("\n a\n if b {\n  c\n }", max_lines=9)
+    assert gap.score(3, -1.0, 0.4) is None
+    assert gap.score(11, -4.0, 0.001) is None
+    assert gap.score(15, -4.0, 0.001) is None
+    assert gap.score(18, -4.0, 0.001) == "end"
+    assert [end.open for end in gap.candidate().ends] == [False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "opened"),
+    [
+        ("a = 1", False),
+        ("if a:", True),
+        ("call(a,", True),
+        ("call(a,\n  b)", False),
+        ("x = [", True),
+        ("a +", True),
+        ("text = '('", False),
+        ('text = "it\'s ["', False),
+        ("} else {", True),
+        ("items.map((x) =>", True),
+        ("b)", False),
+        ("", False),
+        ("    \n", False),
+        ("don't", False),
+    ],
+)
+def test_a_text_that_opens_what_it_does_not_close_is_open(text, opened):
+    assert is_open(text) is opened

@@ -164,7 +164,7 @@ def test_a_grammar_that_is_not_installed_leaves_lines_and_brackets(monkeypatch: 
     gap = cut(snapshot, "automatic")
     assert snapshot.tree is None
     assert isinstance(gap, Gap)
-    assert said(gap, "rust") == "lines 8, closer, indent 1"
+    assert said(gap, "rust") == "lines 12, closer, indent 1"
 
 
 @settings(deadline=None, max_examples=60)
