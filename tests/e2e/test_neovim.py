@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,8 @@ OpenFile = Callable[..., Neovim]
 
 @pytest.fixture(scope="session")
 def executable() -> str:
-    return installed("install-neovim.sh")
+    """Neovim 0.12, or another one that INFILL_E2E_NVIM names."""
+    return os.environ.get("INFILL_E2E_NVIM") or installed("install-neovim.sh")
 
 
 @pytest.fixture
@@ -433,3 +435,47 @@ def test_snoozed_or_off_it_is_silent_and_says_so(open_file: OpenFile) -> None:
     neovim.nvim.command("Infill why")
     assert neovim.nvim.funcs.getcompletion("Infill s", "cmdline") == ["snooze", "stats", "status"]
     assert "Error" not in neovim.messages
+
+
+def test_the_help_names_every_setting_with_its_default(bare: pynvim.Nvim) -> None:
+    text = (REPOSITORY / "editors" / "neovim" / "doc" / "infill.txt").read_text()
+    code = text.partition("setup({\n")[2].partition("})")[0]
+    documented = bare.exec_lua(f"return {{ {code} }}")
+    assert documented == bare.exec_lua("return require('infill.settings').defaults()")
+
+
+def test_core_draws_where_the_server_is_enabled_without_setup(
+    executable: str, engine: Engine, server_command: str, tmp_path: Path
+) -> None:
+    engine.answers({"total = ": "price * count"})
+    options = json.dumps({"model": engine.model, "deadline": {"automatic": 10_000}})
+    init = tmp_path / "init.lua"
+    init.write_text(
+        f"vim.opt.runtimepath:prepend([[{REPOSITORY / 'editors' / 'neovim'}]])\n"
+        f"local settings = vim.json.decode([[{options}]])\n"
+        f"vim.lsp.config('infill_lsp', {{ cmd = {{ [[{server_command}]] }}, init_options = settings }})\n"
+        "vim.lsp.enable('infill_lsp')\n"
+        "vim.lsp.inline_completion.enable()\n"
+        "local accept = function() return require('infill').accept() and '' or '<Tab>' end\n"
+        "vim.keymap.set('i', '<Tab>', accept, { expr = true })\n"
+    )
+    file = tmp_path / "shapes.py"
+    file.touch()
+    neovim = Neovim(executable, init, file)
+    if not neovim.lua("return vim.lsp.inline_completion ~= nil"):
+        neovim.close()
+        pytest.skip("this Neovim's core has no inline completion")
+    engine.wait_until_ready()
+    neovim.keys("itotal = ")
+    neovim.wait_for_ghost("price * count")
+    neovim.keys("<Tab>")
+    wait_for(lambda: neovim.lines == ["total = price * count"], "accepted text", seen=lambda: neovim.lines)
+    neovim.close()
+
+
+def test_a_file_of_secrets_stays_silent(open_file: OpenFile) -> None:
+    neovim = open_file(b"", {"total = ": "price * count"}, name=".env")
+    neovim.keys("itotal = ")
+    neovim.lua("vim.wait(1000) return true")
+    assert neovim.ghost == ""
+    assert neovim.lines == ["total = "]

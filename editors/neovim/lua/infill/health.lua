@@ -10,6 +10,7 @@ local M = {}
 -- Settings ------------------------------------------------------------------------------------------------------------
 
 local VERSION_TIMEOUT_MS = 10000
+local STATUS_TIMEOUT_MS = 5000
 
 -- Helpers -------------------------------------------------------------------------------------------------------------
 
@@ -80,6 +81,27 @@ local function check_clients()
   end
 end
 
+--- What stands in the way in this editor, and what the server says of its engine.
+local function check_silence()
+  local reason = infill.silence(vim.api.nvim_get_current_buf())
+  if reason then
+    vim.health.warn("Nothing is shown: " .. reason, "`:Infill on` shows it again")
+  end
+  for _, client in ipairs(vim.lsp.get_clients({ name = infill.server })) do
+    local answer = client:request_sync("infill/status", vim.empty_dict(), STATUS_TIMEOUT_MS)
+    local status = answer and answer.result
+    if not status then
+      vim.health.error("The server does not answer", "`:Infill log` shows why")
+    elseif status.state == "error" then
+      vim.health.error("The engine does not work: " .. status.message, "`infill-lsp doctor` says more")
+    elseif status.state == "off" then
+      vim.health.warn("The server offers nothing: " .. status.message, "`:Infill on`, or change the setting")
+    else
+      vim.health.ok("The engine is " .. status.state)
+    end
+  end
+end
+
 local function check_accept_key()
   local key = infill.settings.accept_key
   if not key then
@@ -101,6 +123,7 @@ function M.check()
   check_neovim()
   check_server()
   check_clients()
+  check_silence()
   check_accept_key()
 end
 

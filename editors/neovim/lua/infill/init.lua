@@ -305,6 +305,9 @@ function M.previous()
   presenter.cycle(-1)
 end
 
+--- Why this editor shows nothing in a buffer; nil where it may.
+M.silence = silence
+
 --- How things are in this buffer, for the statusline.
 ---@return string
 function M.statusline()
