@@ -309,7 +309,7 @@ def test_a_selection_is_written_anew_after_a_look_at_it(open_window: Open, file:
     wait_for(lambda: window.do("count", selector=".monaco-diff-editor .line-insert"), "comparison")
     window.shoot("vscode-fill.png")
     window.command("Infill: Accept what Infill would write")
-    wait_for(lambda: not window.do("count", selector=".monaco-diff-editor"), "end of the comparison")
+    wait_for(lambda: window.texts(".tab .label-name") == [file.name], "end of the comparison")
     window.save()
     assert file.read_bytes() == b"def area(w, h):\n    return w * h\n\n\nprint(area(2, 3))\n"
 

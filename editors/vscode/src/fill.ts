@@ -84,18 +84,18 @@ export class Fill {
   }
 
   async accept(): Promise<void> {
-    const proposal = await this.close();
-    if (proposal === undefined) {
+    if (this.proposal === undefined) {
       return;
     }
-    const { document, version, edits } = proposal;
-    if (document.version !== version) {
+    const { document, version, edits } = this.proposal;
+    if (document.version === version) {
+      const edit = new vscode.WorkspaceEdit();
+      edit.set(document.uri, edits);
+      await vscode.workspace.applyEdit(edit);
+    } else {
       void vscode.window.showWarningMessage('Infill: the document has changed since, and nothing was written. Ask again.');
-      return;
     }
-    const edit = new vscode.WorkspaceEdit();
-    edit.set(document.uri, edits);
-    await vscode.workspace.applyEdit(edit);
+    await this.close();
     await vscode.window.showTextDocument(document);
   }
 
@@ -103,14 +103,13 @@ export class Fill {
     await this.close();
   }
 
-  private async close(): Promise<Proposal | undefined> {
+  private async close(): Promise<void> {
     const proposal = this.proposal;
     this.proposal = undefined;
     await vscode.commands.executeCommand('setContext', 'infill.hasProposal', false);
     if (proposal !== undefined) {
       await closeComparison(proposal.right);
     }
-    return proposal;
   }
 
   /** The edits, at the document's version of now; empty where there are none, which has been said then. */
