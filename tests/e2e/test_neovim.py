@@ -479,3 +479,24 @@ def test_a_file_of_secrets_stays_silent(open_file: OpenFile) -> None:
     neovim.lua("vim.wait(1000) return true")
     assert neovim.ghost == ""
     assert neovim.lines == ["total = "]
+
+
+def test_checkhealth_names_what_is_wrong(open_file: OpenFile) -> None:
+    neovim = open_file(b"", {})
+
+    def report() -> str:
+        neovim.nvim.command("checkhealth infill")
+        text = "\n".join(neovim.lines)
+        neovim.nvim.command("bwipe!")
+        return text
+
+    neovim.nvim.command("Infill snooze")
+    assert "Nothing is shown: snoozed" in report()
+    neovim.nvim.command("Infill off")
+    wait_for(lambda: "The server offers nothing" in report(), "server that is off")
+    found = report()
+    assert "Nothing is shown: off" in found
+    neovim.nvim.command("inoremap <Tab> mine")
+    assert "<Tab> is mapped to something else" in report()
+    neovim.lua("vim.lsp.config('infill_lsp', { cmd = { 'false' } })")
+    assert "--version` fails" in report()
