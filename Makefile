@@ -11,7 +11,7 @@ WHEELS := anyio attrs cattrs click gguf h11 httpcore idna lsprotocol markdown-it
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test check format settings e2e bench wheels weights clean
+.PHONY: help demo test check format settings e2e neovim-branch bench wheels weights clean
 .DEFAULT_GOAL := help
 
 help:  ## lists the commands
@@ -39,6 +39,9 @@ settings: $(READY)  ## writes the settings' schemas, tables and manifest anew, f
 
 e2e: weights  ## drives a real Neovim and a real VS Code (installs both under tests/e2e/.tools)
 	@bash tests/e2e/run.sh
+
+neovim-branch:  ## makes the branch `neovim` of editors/neovim alone, as plugin managers want it
+	@git subtree split -q --prefix=editors/neovim -b neovim
 
 bench: weights  ## prints the latency table
 	@$(BIN)/python -m bench.latency
