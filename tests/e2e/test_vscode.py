@@ -309,7 +309,9 @@ def test_a_selection_is_written_anew_after_a_look_at_it(open_window: Open, file:
     wait_for(lambda: window.do("count", selector=".monaco-diff-editor .line-insert"), "comparison")
     window.shoot("vscode-fill.png")
     window.command("Infill: Accept what Infill would write")
-    wait_for(lambda: window.texts(".tab .label-name") == [file.name], "end of the comparison")
+    wait_for(lambda: not window.do("count", selector=".monaco-diff-editor"), "end of the comparison")
+    lines = ".editor-instance .view-lines"
+    wait_for(lambda: "return w * h" in "".join(window.texts(lines)), "text", seen=lambda: window.texts(lines))
     window.save()
     assert file.read_bytes() == b"def area(w, h):\n    return w * h\n\n\nprint(area(2, 3))\n"
 
@@ -326,5 +328,5 @@ def test_the_canvas_is_shown_as_it_is_denoised(open_window: Open) -> None:
         "canvas",
         seen=lambda: window.do("webview", selector="#canvas"),
     )
+    wait_for(lambda: "slots written" in "".join(window.do("webview", selector="#says")), "words for screen readers")
     window.shoot("vscode-denoise.png")
-    assert "slots written" in "".join(window.do("webview", selector="#says"))
