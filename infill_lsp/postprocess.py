@@ -37,8 +37,8 @@ _CLOSING = frozenset(")]}'\"`:;, \t")
 
 #: Of a line, what a text has to have written for it to count as its beginning.
 _BEGUN = 4
-#: Ends that are tried where the document does not parse with the best one. Of the line ends of 21 held-out gaps of several
-#: lines and up to three beyond, the best by score alone is the true one in 12, the best of those that parse best in 17.
+#: Ends that are tried where the document does not parse with the best one. On 21 held-out gaps, of all line ends up to
+#: three lines beyond, the best by score alone is the true one in 12, the best of those that parse best in 17.
 _MOST_ENDS = 8
 #: Equal lines in a row, and equal runs of several lines, that nobody writes.
 _REPEATED_LINES, _REPEATED_RUNS = 3, 2
