@@ -26,6 +26,10 @@ M.accept_desc = "Accept the shown infill"
 
 -- Helpers -------------------------------------------------------------------------------------------------------------
 
+--- What the accept key types where nothing can be taken.
+---@type string
+local instead = ""
+
 --- Maps the accept key unless somebody else has it. Neovim's own `<Tab>` (jump in a snippet) counts as free: it is
 --- what the key goes on doing where nothing is shown.
 ---@param key string
@@ -40,7 +44,8 @@ local function map_accept_key(key)
     if presenter.text() ~= "" then
       -- What was typed before is a change of its own; a menu closes and leaves its entry.
       local close = vim.fn.pumvisible() == 1 and "<C-y>" or ""
-      return close .. "<C-g>u<Cmd>lua require('infill').accept()<CR>"
+      instead = otherwise
+      return close .. "<C-g>u<Cmd>lua require('infill').accept_by_key()<CR>"
     end
     return not presenter.is_attached(vim.api.nvim_get_current_buf()) and M.accept(otherwise) and "" or otherwise
   end, { expr = true, silent = true, desc = M.accept_desc })
@@ -284,10 +289,20 @@ end
 ---@param otherwise? string Keys to feed if what is shown turns out to be out of date.
 ---@return boolean accepted false if nothing is shown.
 function M.accept(otherwise)
-  if presenter.is_attached(vim.api.nvim_get_current_buf()) then
-    return presenter.accept()
+  if not presenter.is_attached(vim.api.nvim_get_current_buf()) then
+    return accept_from_core(otherwise)
   end
-  return accept_from_core(otherwise)
+  local accepted = presenter.accept()
+  if not accepted and otherwise then
+    vim.api.nvim_feedkeys(vim.keycode(otherwise), "ni", false)
+  end
+  return accepted
+end
+
+--- What the accept key does where something is shown. Neovim looks for mappings ahead: what was typed right before it may
+--- come into the buffer only then, and not fit. The key is typed in that case.
+function M.accept_by_key()
+  M.accept(instead)
 end
 
 M.accept_word = presenter.accept_word
