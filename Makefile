@@ -46,7 +46,7 @@ neovim-branch:  ## makes the branch `neovim` of editors/neovim alone, as plugin 
 bench: weights  ## prints the latency table
 	@$(BIN)/python -m bench.latency
 
-wheels: $(READY)  ## downloads into wheels/ what bench/gpu.sh needs on a GPU machine without network (4 MB)
+wheels: $(READY)  ## downloads into wheels/ what bench/gpu.sh needs on a GPU machine without network (12 MB)
 	@$(BIN)/pip download --disable-pip-version-check -q --no-deps --only-binary=:all: --python-version 3.12 \
 		--platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 -c constraints.txt -d wheels $(WHEELS)
 
