@@ -23,7 +23,6 @@ from infill_lsp.core import Gap, Snapshot
 from infill_lsp.documents import Document
 from infill_lsp.extraction import cut
 from infill_lsp.languages import ALIASES, LANGUAGES
-from infill_lsp.scope import visible
 
 TABLES = Path(__file__).with_name("cursors")
 #: What each table of a language with calls, strings and comments has.
@@ -180,7 +179,6 @@ def test_broken_code_in_any_language_gives_a_gap_that_is_the_document(data: st.D
     assert gap.prefix + gap.head + "¦" + gap.tail + gap.suffix == text[:at] + "¦" + text[at:]
     assert gap.max_lines == 1 or gap.min_indent is not None
     assert gap.definition is None or gap.definition[0] <= gap.prefix.count("\n") <= gap.definition[1]
-    visible(Cursor(cursor.language, "", "", text[:at] + "¦" + text[at:]).snapshot())
 
 
 DEFINITIONS = [
