@@ -93,6 +93,11 @@ class Folders:
                     folder.update(uri, text())
                 folder.start()
 
+    @property
+    def indexed(self) -> set[str]:
+        """The real paths of the folders that have an index."""
+        return {root for root, folder in self._folders.items() if folder.index is not None}
+
     def open(self, uri: str, text: Callable[[], str]) -> None:
         """A document is open; `text` gives its text as it is whenever that is needed."""
         self._open[uri] = text

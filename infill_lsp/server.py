@@ -619,6 +619,8 @@ class InfillServer(LanguageServer):
                 if self._asked:
                     self._folders.ask()
         await self._folders.settle(folders)
+        if self._folders is not None:  # The editor may have gone meanwhile.
+            self.board.keep(self._folders.indexed)
 
     async def leave(self) -> None:
         """The editor is gone."""

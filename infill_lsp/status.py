@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -65,16 +65,14 @@ class Board:
         }
         self._tell()
 
-    def folder(self, root: str, state: str = "", files: int = 0, message: str = "") -> None:
-        """How an index is; without a state it is no more."""
+    def folder(self, root: str, state: str, files: int, message: str) -> None:
+        """How an index is."""
         name = root.rstrip("/").rpartition("/")[2]
-        self._folders.pop(root, None)
-        if state:
-            self._folders[root] = {"name": name, "state": state, "files": files, "message": message}
+        self._folders[root] = {"name": name, "state": state, "files": files, "message": message}
         self._folders = dict(sorted(self._folders.items()))
         self._tell()
 
-    def keep(self, roots: Mapping[str, object] | frozenset[str]) -> None:
+    def keep(self, roots: Collection[str]) -> None:
         """Only these folders are left."""
         self._folders = {root: folder for root, folder in self._folders.items() if root in roots}
         self._tell()

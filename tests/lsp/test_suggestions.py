@@ -358,6 +358,21 @@ async def test_an_editor_that_wants_it_is_told_how_things_are(home: Path, engine
         assert "infill.enabled" in editor.statuses[-1].message
 
 
+async def test_the_status_has_the_folders_that_there_are(home: Path, engine: Scripted, tmp_path: Path) -> None:
+    folder = tmp_path / "shop"
+    folder.mkdir()
+    (folder / "a.py").write_text("a = 1\n")
+    async with served(engine) as (editor, _):
+        await editor.initialize(options={"model": "m"}, declares={"infill": {"status": True}}, folders=[folder])
+
+        def shown() -> list[tuple[str, str]]:
+            return [(one.name, one.state) for one in editor.statuses[-1].folders] if editor.statuses else []
+
+        await until(lambda: shown() == [("shop", "ready")])
+        editor.change_folders(removed=[folder])
+        await until(lambda: shown() == [])
+
+
 async def test_a_status_after_an_engines_fault_is_not_busy(home: Path) -> None:
     engine = Scripted(lambda request: [Final("error", "no luck: try again")])
     async with served(engine) as (editor, _):
