@@ -15,6 +15,7 @@ from lsprotocol import types
 from infill_lsp import languages
 from infill_lsp.documents import Document
 from infill_lsp.extraction import MAX_PREFIX, MAX_SUFFIX
+from infill_lsp.ignore import lf
 
 
 class Notebooks:
@@ -73,7 +74,7 @@ class Notebooks:
         """What the cells say to who writes in a cell of a language and kind; nothing of those that say nothing."""
         for cell in cells:
             document = self._documents.get(cell.document)
-            text = document.text.replace("\r\n", "\n").replace("\r", "\n").strip("\n") if document is not None else ""
+            text = lf(document.text).strip("\n") if document is not None else ""
             if document is None or not text.strip():
                 continue
             if document.language == language:

@@ -16,6 +16,7 @@ from lsprotocol import types
 
 from infill_lsp.client import EngineError
 from infill_lsp.core import Snapshot
+from infill_lsp.ignore import lf
 
 #: Seconds for which nothing may happen in a document before it is warmed: after a key, and after it was opened.
 REST_S, OPENED_S = 0.4, 0.1
@@ -85,7 +86,7 @@ def _behind(at: Snapshot | None, text: str) -> Snapshot | None:
     """The cursor behind a text that was just put there."""
     if at is None:
         return None
-    *above, last = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    *above, last = lf(text).split("\n")
     row = min(at.row + len(above), len(at.lines) - 1)
     column = len(last) + (0 if above else at.column)
     return replace(at, row=row, column=min(column, len(at.lines[row])))
