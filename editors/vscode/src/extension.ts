@@ -43,7 +43,6 @@ class Infill implements vscode.Disposable {
         executeCommand: (command, given, next) =>
           command === 'infill.server.fill' ? this.fill.ordered(given[0] as Order) : next(command, given),
       },
-      () => ({}),
     );
   }
 

@@ -45,7 +45,7 @@ const beyond: StaticFeature = {
   clear: () => undefined,
 };
 
-export class Server implements vscode.Disposable {
+export class Server {
   private current: LanguageClient | undefined;
   private readonly restarts = new Restarts();
 
@@ -53,8 +53,6 @@ export class Server implements vscode.Disposable {
     private readonly log: vscode.LogOutputChannel,
     private readonly listener: Listener,
     private readonly middleware: Middleware,
-    /** Settings that hold where a person has set none. */
-    private readonly defaults: () => Readonly<Record<string, unknown>>,
   ) {}
 
   get client(): LanguageClient | undefined {
@@ -110,10 +108,6 @@ export class Server implements vscode.Disposable {
     }
   }
 
-  async dispose(): Promise<void> {
-    await this.stop();
-  }
-
   private make(program: string): LanguageClient {
     const client: LanguageClient = new LanguageClient(
       'infill',
@@ -131,9 +125,7 @@ export class Server implements vscode.Disposable {
           workspace: {
             configuration: (params) =>
               params.items.map(({ section, scopeUri }) =>
-                section === 'infill'
-                  ? serverSettings(scopeUri ? vscode.Uri.parse(scopeUri) : undefined, this.defaults())
-                  : null,
+                section === 'infill' ? serverSettings(scopeUri ? vscode.Uri.parse(scopeUri) : undefined) : null,
               ),
           },
         },

@@ -11,17 +11,15 @@ const names = Object.keys(shared).map((name) => name.slice('infill.'.length));
 /** What a person set for a folder, or for none, as the nested object that the server expects.
  *
  * Not the defaults: those would hide what `infill.toml` says. Only names of the manifest: a workspace could bring others,
- * and the server would believe that a person chose them. `defaults` hold where a person set nothing, by name.
+ * and the server would believe that a person chose them.
  */
-export function serverSettings(folder?: Uri, defaults: Readonly<Record<string, unknown>> = {}): object {
+export function serverSettings(folder?: Uri): object {
   const configuration = workspace.getConfiguration('infill', folder);
   const settings: Nested = {};
   for (const name of names) {
     const found = configuration.inspect(name);
     if ((found?.workspaceFolderValue ?? found?.workspaceValue ?? found?.globalValue) !== undefined) {
       put(settings, name.split('.'), configuration.get(name));
-    } else if (defaults[name] !== undefined) {
-      put(settings, name.split('.'), defaults[name]);
     }
   }
   return settings;
