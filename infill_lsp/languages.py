@@ -113,20 +113,10 @@ _JAVASCRIPT = Language(
     wrappers=_set("export_statement"),
     imports=_set("import_statement"),
 )
-_TYPESCRIPT = Language(
+_TYPESCRIPT = replace(
+    _JAVASCRIPT,
     package="tree-sitter-typescript",
     function="language_typescript",
-    indent="  ",
-    line_comment="//",
-    comments=_set("comment html_comment"),
-    strings=_set("string template_string"),
-    interpolations=_set("template_substitution"),
-    quotes="\"'`",
-    docs=("/**",),
-    arguments=_set("arguments formal_parameters"),
-    openers=_all(": =>"),
-    bodies=_set("switch_case switch_default arrow_function"),
-    words=_all("case default"),
     definitions=_set(
         "function_declaration generator_function_declaration class_declaration abstract_class_declaration "
         "method_definition method_signature interface_declaration enum_declaration type_alias_declaration "
@@ -134,19 +124,6 @@ _TYPESCRIPT = Language(
     ),
     containers=_set("class_declaration abstract_class_declaration interface_declaration internal_module"),
     wrappers=_set("export_statement ambient_declaration"),
-    imports=_set("import_statement"),
-)
-_C = Language(
-    package="tree-sitter-c",
-    line_comment="//",
-    strings=_set("string_literal char_literal system_lib_string"),
-    docs=("/**", "///", "//!", "/*!"),
-    arguments=_set("argument_list parameter_list preproc_params"),
-    openers=_all(":"),
-    bodies=_set("case_statement labeled_statement"),
-    words=_all("case default"),
-    definitions=_set("function_definition struct_specifier union_specifier enum_specifier type_definition"),
-    imports=_set("preproc_include"),
 )
 
 LANGUAGES: dict[str, Language] = {
@@ -204,7 +181,18 @@ LANGUAGES: dict[str, Language] = {
         definitions=_set("function_declaration method_declaration type_declaration"),
         imports=_set("import_declaration package_clause"),
     ),
-    "c": _C,
+    "c": Language(
+        package="tree-sitter-c",
+        line_comment="//",
+        strings=_set("string_literal char_literal system_lib_string"),
+        docs=("/**", "///", "//!", "/*!"),
+        arguments=_set("argument_list parameter_list preproc_params"),
+        openers=_all(":"),
+        bodies=_set("case_statement labeled_statement"),
+        words=_all("case default"),
+        definitions=_set("function_definition struct_specifier union_specifier enum_specifier type_definition"),
+        imports=_set("preproc_include"),
+    ),
     "cpp": Language(
         package="tree-sitter-cpp",
         line_comment="//",
@@ -536,7 +524,7 @@ LANGUAGES: dict[str, Language] = {
         strings=_set("string quoted_string character"),
         quotes='"',
         docs=("(**",),
-        openers=_all("= -> then else do with function try", "") | _all("struct sig begin object", "end"),
+        openers=_all("= -> then else do with function try") | _all("struct sig begin object", "end"),
         clauses=_set("end done else with"),
         definitions=_set(
             "value_definition type_definition module_definition module_type_definition exception_definition"
