@@ -171,8 +171,7 @@ def _doctor(options: argparse.Namespace) -> int:
     from infill_lsp.doctor import examine
     from infill_lsp.sources import Sources
 
-    sources = Sources()
-    sources.take(sources.look([]))
+    sources = Sources.of_files()
     settings = sources.general
     if options.model is not None:
         settings = msgspec.structs.replace(settings, model=options.model)
@@ -193,9 +192,7 @@ def _settings(options: argparse.Namespace) -> int:
     if not options.folder.is_dir():
         return _fail(f"{options.folder} is no folder", 2)
     folder = options.folder.resolve().as_uri()
-    sources = Sources()
-    sources.take(sources.look([folder]))
-    effective = sources.effective(folder)
+    effective = Sources.of_files(folder).effective(folder)
     rows = [
         (".".join(key), json.dumps(value, ensure_ascii=False), effective.sources[key])
         for key, value in effective.values.items()

@@ -130,8 +130,7 @@ def document_name(uri: str) -> str:
 
 def _settings(snapshot: Snapshot, folder: str) -> tuple[Settings, Silence | None]:
     """What files say for the folder, and why nothing is offered in the document."""
-    sources = Sources()
-    sources.take(sources.look([folder]))
+    sources = Sources.of_files(folder)
     return sources.effective(folder).settings, sources.silence(snapshot.uri, snapshot.language, "invoked")
 
 

@@ -143,8 +143,7 @@ def _read(path: Path) -> tuple[bytes, Document]:
 def _settings(document: Document, root: str) -> Settings:
     """What files say for the folder. Raises `PatchError` where nothing is to be offered in the document."""
     folder = Path(root).as_uri()
-    sources = Sources()
-    sources.take(sources.look([folder]))
+    sources = Sources.of_files(folder)
     if (silence := sources.silence(document.uri, document.language, "invoked")) is not None:
         raise PatchError(silence.reason)
     return sources.effective(folder).settings

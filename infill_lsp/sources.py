@@ -59,6 +59,13 @@ class Sources:
         self._files: dict[str, _File] = {}
         self._effective: dict[str, Effective] = {}
 
+    @classmethod
+    def of_files(cls, *folders: str) -> Sources:
+        """What files alone say, without an editor."""
+        sources = cls()
+        sources.take(sources.look(folders))
+        return sources
+
     @property
     def general(self) -> Settings:
         """What holds in no folder, and for what all folders share: the engine and the log."""
