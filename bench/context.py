@@ -362,8 +362,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=SEED, help="of the gaps")
     parser.add_argument("--write", type=Path, metavar="FILE", help="where to write the tables, too")
     options = parser.parse_args()
-    trained = options.adapter or (adapter.EMBEDDED if adapter.EMBEDDED.exists() else None)
-    names = {"base": "embedded:base", **({"adapter": f"embedded:{trained}"} if trained else {})}
+    names = {"base": "embedded:base", "adapter": f"embedded:{options.adapter or adapter.EMBEDDED}"}
     gaps = cases(options.corpus, options.seed, options.gaps, options.packages)
     packages, benches = Packages(options.corpus), dict[str, Bench]()
     for name, model in names.items():

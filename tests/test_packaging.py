@@ -33,6 +33,7 @@ def test_the_wheel_holds_the_three_packages_and_nothing_else(wheel: Path) -> Non
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == packages
     assert {f"{package}/py.typed" for package in packages} <= set(names)
+    assert "infill_engine/adapter.safetensors" in names
     assert any(name.endswith("/licenses/LICENSE") for name in names)
 
 

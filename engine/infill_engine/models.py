@@ -87,8 +87,6 @@ def _embedded(config: EngineConfig, which: str, report: Report) -> Engine:
         raise ModelError(str(error)) from None
     report("reading the weights", None)
     trained = None if which == BASE else Path(which) if which else adapter.EMBEDDED
-    if trained == adapter.EMBEDDED and not trained.exists():
-        trained = None
     kept = prepared(path, which)
     tensors, codec = weights.load(path, kept, trained)
     threads = config.threads or min(physical_cores(), MOST_THREADS)
