@@ -168,3 +168,8 @@ class Edit:
     start: int
     end: int
     text: str
+
+
+def utf8(text: str) -> bytes:
+    """As syntax trees count it. A client may send half a surrogate pair (JSON can), which must not stop a parse."""
+    return text.encode("utf-8", "surrogatepass")

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from tree_sitter import Parser, Range, Tree
 
-from infill_lsp.core import Snapshot
+from infill_lsp.core import Snapshot, utf8
 from infill_lsp.documents import parse
 from infill_lsp.extraction import MAX_LINE
 from infill_lsp.languages import grammar
@@ -88,9 +88,9 @@ class ByTree:
         self._parser = Parser(tree.language)
         self._row = row
         self._tail = snapshot.tail
-        self._before = _utf8("\n".join([*lines[:row], snapshot.head]))
-        self._column = len(_utf8(snapshot.head))
-        self._after = _utf8("\n".join([snapshot.tail, *lines[row + 1 :]]))
+        self._before = utf8("\n".join([*lines[:row], snapshot.head]))
+        self._column = len(utf8(snapshot.head))
+        self._after = utf8("\n".join([snapshot.tail, *lines[row + 1 :]]))
         #: Whether the tree is of a piece of the text, in a language that is embedded in another.
         self._is_piece = snapshot.within is not None
         self._left_s = BUDGET_S
@@ -113,7 +113,7 @@ class ByTree:
         return self._known[key]
 
     def _parsed(self, text: str, replaced: int) -> Tree:
-        written, gone = _utf8(text), len(_utf8(self._tail[:replaced]))
+        written, gone = utf8(text), len(utf8(self._tail[:replaced]))
         start = len(self._before)
         last = written.rpartition(b"\n")[2]
         column = len(last) + (0 if b"\n" in written else self._column)
@@ -144,7 +144,7 @@ def measures(snapshot: Snapshot) -> Iterator[Measure]:
     no tree, so that it is parsed here."""
     tree = snapshot.tree
     if tree is None and snapshot.within is None and (language := grammar(snapshot.language)) is not None:
-        source = _utf8("\n".join(snapshot.lines))
+        source = utf8("\n".join(snapshot.lines))
         tree = parse(Parser(language), source, BUDGET_S) if len(source) <= MAX_PARSED else None
     if tree is not None:
         yield ByTree(snapshot, tree)
@@ -228,8 +228,3 @@ def _tokens(tree: Tree, first: int, last: int) -> Iterator[str]:
 def _is_code(line: str) -> bool:
     """Whether the line belongs to a paragraph whose brackets are counted."""
     return bool(line.strip()) and len(line) <= MAX_LINE
-
-
-def _utf8(text: str) -> bytes:
-    # A client may send half a surrogate pair (JSON can); it must not stop the parse.
-    return text.encode("utf-8", "surrogatepass")

@@ -26,7 +26,7 @@ from pygls.workspace.position_codec import PositionCodec
 from tree_sitter import Language, Node, Parser, Range, Tree
 
 from infill_lsp import languages
-from infill_lsp.core import Snapshot, Span
+from infill_lsp.core import Snapshot, Span, utf8
 from infill_lsp.languages import Injection
 
 #: CPU seconds a snapshot may wait for a parse: for the first one of a document, and for one after a key stroke. A key
@@ -316,8 +316,7 @@ def _bytes(lines: Sequence[str], row: int) -> bytes:
 
 
 def _utf8(lines: Sequence[str]) -> bytes:
-    # A client may send half a surrogate pair (JSON can); it must not stop the parse.
-    return "\n".join(lines).encode("utf-8", "surrogatepass")
+    return utf8("\n".join(lines))
 
 
 def _most_frequent(ends: list[str]) -> str:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from infill_lsp import languages
-from infill_lsp.core import Closes, Gap, Kind, Silence, Snapshot, Trigger
+from infill_lsp.core import Closes, Gap, Kind, Silence, Snapshot, Trigger, utf8
 from infill_lsp.ignore import is_secret
 from infill_lsp.languages import Language
 
@@ -90,12 +90,33 @@ def cut(snapshot: Snapshot, trigger: Trigger) -> Gap | Silence:
 
 def indentation(line: str) -> int:
     """Columns before the line's first character that is no space; a tab goes to the next multiple of 8."""
-    return len(line[: _start(line)].expandtabs(8))
+    return len(line[: first_column(line)].expandtabs(8))
 
 
 def is_word(character: str) -> bool:
     """Whether the character (or "") is a part of names and words."""
     return character.isalnum() or character == "_"
+
+
+def first_column(line: str) -> int:
+    """The column (code points) of the line's first character that is no space."""
+    return len(line) - len(line.lstrip())
+
+
+def leaf_at(snapshot: Snapshot, row: int, column: int) -> Node | None:
+    """The smallest node at a character."""
+    if snapshot.tree is None:
+        return None
+    line = snapshot.lines[row]
+    start, end = len(utf8(line[:column])), len(utf8(line[: column + 1]))
+    return snapshot.tree.root_node.descendant_for_point_range((row, start), (row, end))
+
+
+def ancestors(node: Node | None) -> Iterator[Node]:
+    """The node itself, its parent, and so on to the root."""
+    while node is not None:
+        yield node
+        node = node.parent
 
 
 def _silence(snapshot: Snapshot, trigger: Trigger) -> str | None:
@@ -238,12 +259,12 @@ class _Header:
 
 def _last_token(snapshot: Snapshot, row: int) -> _Token:
     line = (snapshot.head if row == snapshot.row else snapshot.lines[row]).rstrip()
-    node = _leaf(snapshot, row, len(line) - 1)
+    node = leaf_at(snapshot, row, len(line) - 1)
     comments = languages.of(snapshot.language).comments
-    comment = next((node for node in _ancestors(node) if node.type in comments), None)
+    comment = next((node for node in ancestors(node) if node.type in comments), None)
     if row != snapshot.row and comment is not None and comment.start_point.row == row:
-        line = _utf8(line)[: comment.start_point.column].decode("utf-8", "surrogatepass").rstrip()
-        node = _leaf(snapshot, row, len(line) - 1) if line else None
+        line = utf8(line)[: comment.start_point.column].decode("utf-8", "surrogatepass").rstrip()
+        node = leaf_at(snapshot, row, len(line) - 1) if line else None
     return _Token(line, node)
 
 
@@ -257,7 +278,7 @@ def _header(snapshot: Snapshot, row: int, last: _Token) -> _Header | None:
     opener = max((one for one in language.openers if _ends_with(last.line, one)), key=len, default="")
     if opener and row == snapshot.row and (opener in _GOES_ON or snapshot.head[-1:].isspace()):
         return None
-    for node in _ancestors(last.node):
+    for node in ancestors(last.node):
         parent = node.parent
         if parent is None or not _ends_in_row(snapshot, node, row):
             break
@@ -271,7 +292,7 @@ def _header(snapshot: Snapshot, row: int, last: _Token) -> _Header | None:
             return None
         alone = last.line.lstrip() == opener  # `where` on a line of its own.
         return _Header(row if alone else parent.start_point.row, closer)
-    broken = any(node.type == "ERROR" for node in islice(_ancestors(last.node), 2)) or (
+    broken = any(node.type == "ERROR" for node in islice(ancestors(last.node), 2)) or (
         last.node is None or last.node.parent is None
     )
     words = _WORD.findall(last.line)
@@ -293,13 +314,13 @@ def _ends_in_row(snapshot: Snapshot, node: Node, row: int) -> bool:
     if end.row == row:
         return True
     *whole, last = snapshot.lines[row + 1 : end.row + 1]
-    return not any(map(str.strip, whole)) and not _utf8(last)[: end.column].strip()
+    return not any(map(str.strip, whole)) and not utf8(last)[: end.column].strip()
 
 
 def _documented_row(snapshot: Snapshot, last: _Token) -> int | None:
     """The row of the definition whose body is nothing but the docstring that ends with `last`."""
     language = languages.of(snapshot.language)
-    for node in _ancestors(last.node) if language.docstrings else ():
+    for node in ancestors(last.node) if language.docstrings else ():
         definition = node.parent
         if definition is not None and node == definition.child_by_field_name("body"):
             statement = node.named_child(0) if node.named_child_count == 1 else None
@@ -320,10 +341,10 @@ def _begins_definition(snapshot: Snapshot, row: int | None) -> bool:
     line = snapshot.lines[row]
     if language.definitions and line.lstrip().startswith(_ATTRIBUTES):
         return True
-    leaf = _leaf(snapshot, row, _start(line))
+    leaf = leaf_at(snapshot, row, first_column(line))
     definitions = language.definitions | language.wrappers
     return leaf is not None and any(
-        node.type in definitions and node.start_byte == leaf.start_byte for node in _ancestors(leaf)
+        node.type in definitions and node.start_byte == leaf.start_byte for node in ancestors(leaf)
     )
 
 
@@ -343,12 +364,12 @@ def _text_node(snapshot: Snapshot) -> Node | None:
     language = languages.of(snapshot.language)
     head = snapshot.head.rstrip()
     if head:  # What is behind a line comment belongs to it, also where its node ends before.
-        node = _text_ancestor(_leaf(snapshot, snapshot.row, len(head) - 1), language)
+        node = _text_ancestor(leaf_at(snapshot, snapshot.row, len(head) - 1), language)
         if node is not None and node.type in language.comments and _is_line_comment(node):
             return node
-    point = snapshot.row, len(_utf8(snapshot.head))
-    leaf = _leaf(snapshot, snapshot.row, max(snapshot.column - 1, 0))
-    for node in _ancestors(leaf):
+    point = snapshot.row, len(utf8(snapshot.head))
+    leaf = leaf_at(snapshot, snapshot.row, max(snapshot.column - 1, 0))
+    for node in ancestors(leaf):
         if not node.start_point < point < node.end_point:
             continue
         if node.type in language.interpolations:
@@ -362,7 +383,7 @@ def _text_node(snapshot: Snapshot) -> Node | None:
 
 def _text_ancestor(node: Node | None, language: Language) -> Node | None:
     """The string or comment that a node is a part of, but not as code in it."""
-    for one in _ancestors(node):
+    for one in ancestors(node):
         if one.type in language.interpolations:
             return None
         if one.type in language.comments or (one.type in language.strings and _is_quoted(one)):
@@ -383,7 +404,7 @@ def _open_text(snapshot: Snapshot) -> str:
     """The quote or the line comment that is open at the cursor, by its line alone; "" in code or where nodes tell."""
     head = snapshot.head
     if snapshot.tree is not None:
-        ends = (snapshot.row, len(_utf8(head[: _start(head)]))), (snapshot.row, len(_utf8(head)))
+        ends = (snapshot.row, len(utf8(head[: first_column(head)]))), (snapshot.row, len(utf8(head)))
         line = snapshot.tree.root_node.descendant_for_point_range(*ends)
         if line is None or not line.has_error:
             return ""
@@ -424,8 +445,8 @@ def _unclosed(snapshot: Snapshot, below: int | None) -> str:
 def _is_argument(snapshot: Snapshot) -> bool:
     """Whether the innermost brackets around the cursor are those of arguments or parameters."""
     language = languages.of(snapshot.language)
-    point = snapshot.row, len(_utf8(snapshot.head))
-    for node in _ancestors(_leaf(snapshot, snapshot.row, max(snapshot.column - 1, 0))):
+    point = snapshot.row, len(utf8(snapshot.head))
+    for node in ancestors(leaf_at(snapshot, snapshot.row, max(snapshot.column - 1, 0))):
         if node.start_point < point < node.end_point and _is_open(node, point):
             return node.type in language.arguments
     return False
@@ -456,7 +477,7 @@ def _definition(snapshot: Snapshot) -> tuple[int, int] | None:
         return None
     line = snapshot.head if row == snapshot.row else snapshot.lines[row]
     column = len(snapshot.head.expandtabs(8))
-    for node in _ancestors(_leaf(snapshot, row, max(len(line.rstrip()) - 1, 0))):
+    for node in ancestors(leaf_at(snapshot, row, max(len(line.rstrip()) - 1, 0))):
         if node.type not in language.definitions:
             continue
         first, last = node.start_point.row, node.end_point.row - (node.end_point.column == 0)
@@ -475,26 +496,12 @@ def _indent_unit(snapshot: Snapshot) -> str:
     spaces = sum(line[0] == " " for line in lines)
     if tabs > spaces:
         return "\t"
-    steps = [b - a for a, b in zip(map(_start, lines), map(_start, lines[1:]), strict=False) if 2 <= b - a <= 8]
+    steps = [
+        b - a for a, b in zip(map(first_column, lines), map(first_column, lines[1:]), strict=False) if 2 <= b - a <= 8
+    ]
     if not spaces or not steps:
         return languages.of(snapshot.language).indent
     return " " * max(sorted(set(steps)), key=steps.count)
-
-
-def _leaf(snapshot: Snapshot, row: int, column: int) -> Node | None:
-    """The smallest node at a character."""
-    if snapshot.tree is None:
-        return None
-    line = snapshot.lines[row]
-    start, end = len(_utf8(line[:column])), len(_utf8(line[: column + 1]))
-    return snapshot.tree.root_node.descendant_for_point_range((row, start), (row, end))
-
-
-def _ancestors(node: Node | None) -> Iterator[Node]:
-    """The node itself, its parent, and so on to the root."""
-    while node is not None:
-        yield node
-        node = node.parent
 
 
 def _code_row(snapshot: Snapshot, step: int) -> int | None:
@@ -504,8 +511,8 @@ def _code_row(snapshot: Snapshot, step: int) -> int | None:
     row = snapshot.row + step
     while first <= row <= last:
         if snapshot.lines[row].strip():
-            leaf = _leaf(snapshot, row, _start(snapshot.lines[row]))
-            if not any(node.type in comments for node in islice(_ancestors(leaf), 3)):
+            leaf = leaf_at(snapshot, row, first_column(snapshot.lines[row]))
+            if not any(node.type in comments for node in islice(ancestors(leaf), 3)):
                 return row
         row += step
     return None
@@ -538,15 +545,6 @@ def _left_out(lines: Sequence[str], cap: int, to_block: bool = False) -> int:
     if not to_block or not near:
         return first
     return min(near, key=lambda row: (indentation(lines[row]), bool(row and lines[row - 1].strip()), row))
-
-
-def _start(line: str) -> int:
-    """The column (code points) of the line's first character that is no space."""
-    return len(line) - len(line.lstrip())
-
-
-def _utf8(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
 
 
 def _whole(text: str) -> str:

@@ -25,8 +25,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from infill_lsp.core import Site, Snapshot, Span
-from infill_lsp.extraction import indentation
+from infill_lsp.core import Site, Snapshot, Span, utf8
+from infill_lsp.extraction import ancestors, first_column, indentation, leaf_at
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -122,7 +122,7 @@ def _statement(snapshot: Snapshot, row: int) -> Site | None:
     if snapshot.language != "python" or not (found := _PASS.fullmatch(line)):
         return None
     code, remark = found["code"], found["remark"]
-    node = _leaf(snapshot, row, found.start("code"))
+    node = leaf_at(snapshot, row, found.start("code"))
     below_task = _is_below_task(snapshot, row)
     if code == "...":
         if not _is_value(snapshot, row, found.start("code")):
@@ -160,7 +160,7 @@ def _task(snapshot: Snapshot, row: int, pointed: bool) -> Site | None:
     apart = last + 1 < len(lines) and not lines[last + 1].strip()
     if not (pointed or (column and (ends or apart))):
         return None
-    indent = line[: len(line) - len(line.lstrip())]
+    indent = line[: first_column(line)]
     end = (last, len(lines[last]))
     return Site(Span(end, end), lead="\n" + indent, lines=STATEMENT_LINES, min_indent=column)
 
@@ -169,7 +169,7 @@ def _end_of_remark(snapshot: Snapshot, row: int) -> int:
     """The last row of a remark that begins on a row, with the lines of remarks that go on from it."""
     lines = snapshot.lines
     column = indentation(lines[row])
-    node = _leaf(snapshot, row, _start(lines[row]))
+    node = leaf_at(snapshot, row, first_column(lines[row]))
     last = max(row, node.end_point.row if node is not None and node.end_point.column else row)
     while last + 1 < len(lines):
         after = lines[last + 1]
@@ -195,13 +195,13 @@ def _is_below_task(snapshot: Snapshot, row: int) -> bool:
 
 def _is_remark(snapshot: Snapshot, row: int) -> bool:
     """Whether a line that looks like a remark is one, as far as there is a tree to tell."""
-    leaf = _leaf(snapshot, row, _start(snapshot.lines[row]))
-    return leaf is None or any("comment" in node.type for node in _ancestors(leaf))
+    leaf = leaf_at(snapshot, row, first_column(snapshot.lines[row]))
+    return leaf is None or any("comment" in node.type for node in ancestors(leaf))
 
 
 def _is_code(snapshot: Snapshot, row: int, column: int) -> bool:
     """Whether a place is neither in a string nor in a comment; by the line alone where there is no tree."""
-    leaf = _leaf(snapshot, row, column)
+    leaf = leaf_at(snapshot, row, column)
     if leaf is None:
         line = snapshot.lines[row]
         quoted = any(found.start() < column < found.end() for found in _QUOTED.finditer(line))
@@ -211,7 +211,7 @@ def _is_code(snapshot: Snapshot, row: int, column: int) -> bool:
 
 def _is_value(snapshot: Snapshot, row: int, column: int) -> bool:
     """Whether three dots stand for code: a statement, what is returned, or what a variable of a function is set to."""
-    leaf = _leaf(snapshot, row, column)
+    leaf = leaf_at(snapshot, row, column)
     if snapshot.language != "python" or leaf is None:
         alone = snapshot.lines[row].strip(" \t;") == "..." and snapshot.language not in _DOTTED
         return alone and _is_code(snapshot, row, column)
@@ -222,7 +222,7 @@ def _is_value(snapshot: Snapshot, row: int, column: int) -> bool:
         return False
     if parent.type == "assignment":
         plain = parent.child_by_field_name("type") is None and parent.child_by_field_name("right") == leaf
-        return plain and any(node.type == "function_definition" for node in _ancestors(parent))
+        return plain and any(node.type == "function_definition" for node in ancestors(parent))
     return parent.type == "return_statement" or (
         parent.type == "expression_statement" and not _is_complete(snapshot, parent)
     )
@@ -230,14 +230,14 @@ def _is_value(snapshot: Snapshot, row: int, column: int) -> bool:
 
 def _is_complete(snapshot: Snapshot, statement: Node) -> bool:
     """Whether `...` as a statement of Python is the whole body that a definition is meant to have."""
-    for node in _ancestors(statement):
+    for node in ancestors(statement):
         if node.type == "function_definition":
             above = node.parent
             if above is not None and above.type == "decorated_definition":
                 decorators = (child.named_child(0) for child in above.children if child.type == "decorator")
                 if any(name is not None and _COMPLETE_METHODS.match(_text(snapshot, name)) for name in decorators):
                     return True
-            return any(_is_complete_class(snapshot, outer) for outer in _ancestors(node))
+            return any(_is_complete_class(snapshot, outer) for outer in ancestors(node))
         if node.type == "class_definition":
             return _is_complete_class(snapshot, node)
     return False
@@ -263,24 +263,9 @@ def _is_all_of_function(node: Node | None) -> bool:
     )
 
 
-def _leaf(snapshot: Snapshot, row: int, column: int) -> Node | None:
-    """The smallest node at a character."""
-    if snapshot.tree is None:
-        return None
-    line = snapshot.lines[row]
-    start, end = (len(line[:at].encode("utf-8", "surrogatepass")) for at in (column, column + 1))
-    return snapshot.tree.root_node.descendant_for_point_range((row, start), (row, end))
-
-
-def _ancestors(node: Node | None) -> Iterator[Node]:
-    while node is not None:
-        yield node
-        node = node.parent
-
-
 def _up_to_code(node: Node) -> Iterator[Node]:
     """A node and those around it, up to one in which code stands inside a string."""
-    for one in _ancestors(node):
+    for one in ancestors(node):
         if one.type in ("interpolation", "template_substitution"):
             return
         yield one
@@ -289,9 +274,5 @@ def _up_to_code(node: Node) -> Iterator[Node]:
 def _text(snapshot: Snapshot, node: Node) -> str:
     """The node's text on its first line; trees do not hold their document."""
     start, end = node.start_point, node.end_point
-    line = snapshot.lines[start.row].encode("utf-8", "surrogatepass")
+    line = utf8(snapshot.lines[start.row])
     return line[start.column : end.column if end.row == start.row else None].decode("utf-8", "replace")
-
-
-def _start(line: str) -> int:
-    return len(line) - len(line.lstrip())
