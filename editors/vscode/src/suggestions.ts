@@ -8,7 +8,7 @@
 import * as vscode from 'vscode';
 import type { LanguageClient, Middleware } from 'vscode-languageclient/node';
 
-import { anchorAt, findAnchor, takenLength, type Anchor } from './anchors';
+import { anchorAt, findAnchor, takenLength } from './anchors';
 import type { Previews } from './preview';
 import type { Switches } from './switches';
 
@@ -21,7 +21,7 @@ interface Shown {
   replaced: string;
   /** The document as it was, and the cursor's place in it. */
   document: string;
-  anchor: Anchor;
+  cursor: vscode.Position;
 }
 
 /** `infill/refresh`: there is a better answer for a place now. */
@@ -114,7 +114,8 @@ export class Suggestions {
       return;
     }
     const document = await vscode.workspace.openTextDocument(last.uri);
-    const line = findAnchor(last.anchor, linesOf(document.getText()));
+    const { line: row, character } = last.cursor;
+    const line = findAnchor(anchorAt(linesOf(last.document), row, character), linesOf(document.getText()));
     if (line === undefined) {
       const name = last.uri.path.split('/').pop() ?? '';
       await this.previews.compare(
@@ -125,7 +126,7 @@ export class Suggestions {
       return;
     }
     const editor = await vscode.window.showTextDocument(document);
-    const cursor = new vscode.Position(line, last.anchor.head.length);
+    const cursor = new vscode.Position(line, character);
     editor.selection = new vscode.Selection(cursor, cursor);
     editor.revealRange(editor.selection, vscode.TextEditorRevealType.InCenterIfOutsideViewport);
     this.again = last;
@@ -138,7 +139,7 @@ export class Suggestions {
     if (last === undefined || document.uri.toString() !== last.uri.toString()) {
       return [];
     }
-    const start = position.translate(0, last.start.character - last.anchor.head.length);
+    const start = position.translate(0, last.start.character - last.cursor.character);
     const range = new vscode.Range(start, start.translate(0, last.replaced.length));
     const accepted = { title: 'accepted', command: 'infill.server.accepted', arguments: [last.id] };
     this.shown = { ...last, start };
@@ -154,15 +155,14 @@ export class Suggestions {
       return;
     }
     const range = item.range ?? new vscode.Range(position, position);
-    const text = document.getText();
     this.shown = this.last = {
       id,
       text: item.insertText,
       uri: document.uri,
       start: range.start,
       replaced: document.getText(range),
-      document: text,
-      anchor: anchorAt(linesOf(text), position.line, position.character),
+      document: document.getText(),
+      cursor: position,
     };
     const { version } = document;
     // After the editor had its turn to draw.
