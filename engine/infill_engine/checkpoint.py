@@ -557,14 +557,14 @@ class Loaded:
 
     def linear(self, *names: str) -> Linear:
         biases = [name.removesuffix(".weight") + ".bias" for name in names]
-        product = stacked([self.stored(name) for name in names])
+        matrices = [self.stored(name) for name in names]
         if not any(map(self.has, biases)):
-            return product
+            return stacked(matrices)
         parts = [
             self.dense(bias) if self.has(bias) else torch.zeros(self._checkpoint.shape(name)[0])
             for name, bias in zip(names, biases, strict=True)
         ]
-        return _with_bias(product, torch.cat([part.to(self._device, self._dtype) for part in parts]))
+        return stacked(matrices, torch.cat([part.to(self._device, self._dtype) for part in parts]))
 
     def stored(self, name: str) -> Stored:
         if not self.has(name) and ".experts." in name:
@@ -627,14 +627,6 @@ class Loaded:
             wrong = not _finite(cast(Dense, stored).values)
         if wrong:
             raise ModelError(f"{self._checkpoint.path}: {name} holds NaN or infinity: download it again")
-
-
-def _with_bias(product: Linear, bias: Tensor) -> Linear:
-    from infill_kernels.stored import Biased, BlockedLinear, DenseLinear
-
-    if isinstance(product, DenseLinear | BlockedLinear):
-        return replace(product, bias=bias)
-    return Biased(product, bias)
 
 
 def _finite(x: Tensor) -> bool:

@@ -257,10 +257,13 @@ def linear(weight: Stored, bias: Tensor | None = None) -> Linear:
     return product if bias is None else Biased(product, bias)
 
 
-def stacked(weights: Sequence[Stored]) -> Linear:
+def stacked(weights: Sequence[Stored], bias: Tensor | None = None) -> Linear:
     """The product with several matrices [O_i, K], outputs side by side; one product where their forms allow it."""
     together = concatenated(weights)
-    return SideBySide(tuple(map(linear, weights))) if together is None else linear(together)
+    if together is not None:
+        return linear(together, bias)
+    product = SideBySide(tuple(map(linear, weights)))
+    return product if bias is None else Biased(product, bias)
 
 
 def _multiplied(weight: Scaled) -> bool:
