@@ -24,7 +24,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import accumulate, islice, pairwise
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -496,9 +496,7 @@ def _indent_unit(snapshot: Snapshot) -> str:
     spaces = sum(line[0] == " " for line in lines)
     if tabs > spaces:
         return "\t"
-    steps = [
-        b - a for a, b in zip(map(first_column, lines), map(first_column, lines[1:]), strict=False) if 2 <= b - a <= 8
-    ]
+    steps = [b - a for a, b in pairwise(map(first_column, lines)) if 2 <= b - a <= 8]
     if not spaces or not steps:
         return languages.of(snapshot.language).indent
     return " " * max(sorted(set(steps)), key=steps.count)
