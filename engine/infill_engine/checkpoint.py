@@ -148,10 +148,9 @@ class SafetensorsFile:
 
 
 #: Endings of tensors that say how the one before them is kept.
-_SIDES = re.compile(
-    r"(\.weight|_proj)?(_scale_inv|_scale_2|_scale|_global_scale|_zero_point|_shape)$"
-    r"|\.(input_scale|input_global_scale|[kv]_scale|activation_scale)$"
-)
+_SIDES = ("_scale_inv", "_scale_2", "_scale", "_global_scale", "_zero_point", "_shape")
+#: Those, and what says how activations were kept.
+_NO_WEIGHT = re.compile(rf"({'|'.join(_SIDES)})$|\.(input_scale|input_global_scale|[kv]_scale|activation_scale)$")
 
 
 class SafetensorsFolder:
@@ -177,7 +176,7 @@ class SafetensorsFolder:
             raise ModelError(f"{path / where[missing[0]]} lacks {missing[0]}: download it again")
         self._files = {name: files[file] for name, file in where.items()}
         packed = (name.removesuffix("_packed") for name in self._files if name.endswith(".weight_packed"))
-        plain = (name for name in self._files if not _SIDES.search(name) and not name.endswith(".weight_packed"))
+        plain = (name for name in self._files if not _NO_WEIGHT.search(name) and not name.endswith(".weight_packed"))
         # By file, then by place, so that loading in this order reads forward.
         self.names = sorted([*plain, *packed], key=lambda name: self._place(self._main(name)))
 
@@ -215,8 +214,8 @@ class SafetensorsFolder:
         size: int = end - first
         if _TYPES.get(kind) in _FLOATING:
             return int(math.prod(shape)) * floating
-        sides = [side for side in self._files if side.startswith(name) and _SIDES.fullmatch(side[len(name) :])]
-        return size + sum(self._tensor(side).nbytes for side in sides)
+        sides = (self._side(name, ending) for ending in _SIDES)
+        return size + sum(side.nbytes for side in sides if side is not None)
 
     def read(self, name: str) -> Stored:
         main = self._main(name)
