@@ -129,7 +129,7 @@ def offered(ls: InfillServer, params: types.CodeActionParams) -> list[types.Code
 
     (span,) = spans(snapshot.lines, [params.range], ls.encoding)
     markers = ls.settings_of(snapshot.uri).holes.markers
-    if any(line.strip() for line in _text(snapshot, span).split("\n")):
+    if snapshot.text(span).strip():
         add("Infill: write the selection anew", "selection", [params.range])
     here = holes(snapshot, [span], markers)
     if here:
@@ -289,13 +289,6 @@ def _order(value: Any) -> Order:
 def _includes(wanted: str, kind: str) -> bool:
     """Whether a kind of code actions is among those wanted."""
     return not wanted or kind == wanted or kind.startswith(wanted + ".")
-
-
-def _text(snapshot: Snapshot, span: Span) -> str:
-    (first, start), (last, end) = span
-    lines = [*snapshot.lines[first : last + 1]]
-    lines[-1] = lines[-1][:end]
-    return "\n".join(lines)[start:]
 
 
 def _position(place: Position) -> types.Position:

@@ -79,6 +79,13 @@ class Snapshot:
         """The cursor line after the cursor."""
         return self.lines[self.row][self.column :]
 
+    def text(self, span: Span) -> str:
+        """What stands in a part of the document, LF only."""
+        (first, start), (last, end) = span
+        lines = [*self.lines[first : last + 1]]
+        lines[-1] = lines[-1][:end]
+        return "\n".join(lines)[start:]
+
 
 @dataclass(frozen=True, slots=True)
 class Gap:

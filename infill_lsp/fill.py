@@ -175,7 +175,8 @@ class _Filling:
             await asyncio.sleep(RETRY_S)
         if self._silence and all(place.gap is None for place in self._places):
             raise FillError(self._silence)
-        return [place.filled for place in self._places if place.filled and self._is_new(place.filled)]
+        filled = [place.filled for place in self._places if place.filled]
+        return [one for one in filled if one.text != self._snapshot.text(one.span)]
 
     def _due(self) -> list[tuple[_Place, Snapshot, Gap]]:
         """The first places that are to be asked, as they are seen now: what they see has changed since their answer, or
@@ -287,13 +288,6 @@ class _Filling:
         self._done = max(self._done, sum(place.share for place in places) / len(places))
         counted = f"{sum(place.whole for place in places)} of {len(places)}" if len(places) > 1 else ""
         await self._told(self._done, words or counted)
-
-    def _is_new(self, filled: Filled) -> bool:
-        """Whether another text stands there now."""
-        (first, start), (last, end) = filled.span
-        lines = [*self._snapshot.lines[first : last + 1]]
-        lines[-1] = lines[-1][:end]
-        return filled.text != "\n".join(lines)[start:]
 
 
 def _site(snapshot: Snapshot, span: Span) -> Site:
