@@ -37,7 +37,7 @@ from infill_engine.gap import GapText
 from infill_engine.lengths import LengthSearch
 from infill_engine.policy import SeededNoise
 from infill_engine.protocol import Event, Frame, InfillRequest, Reason, Slot
-from infill_engine.run import STREAMED_TOKENS, Filling, Run, in_time
+from infill_engine.run import Filling, Run, in_time
 from infill_engine.tokenizer import Healed, LineTokenizer
 
 #: Slots that are room enough for the rest of a line.
@@ -175,10 +175,7 @@ class OpenFilling:
         if reason is None and run.late:
             reason = "deadline"
         events: list[Event] = [self._frame(run)] if run.request.frames else []
-        if reason is None and (finished_line or run.text.tokens - run.sent >= STREAMED_TOKENS):
-            run.sent = run.text.tokens
-            events.append(run.text.candidate(whole_words=not finished_line))
-        return reason, events
+        return reason, events if reason is not None else [*events, *run.news(finished_line)]
 
     def close(self, run: OpenRun, reason: Reason) -> None:
         """At the deadline takes what open slots are predicted to hold, as far as that is sure."""

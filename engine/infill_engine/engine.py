@@ -55,7 +55,7 @@ from infill_engine.protocol import (
     Slot,
     content_id,
 )
-from infill_engine.run import STREAMED_TOKENS, Filling, Run, Source, in_time
+from infill_engine.run import Filling, Run, Source, in_time
 from infill_engine.tokenizer import Codec, Healed, LineTokenizer, Side, TrailingTokenizer
 
 if TYPE_CHECKING:  # they bring numba, which takes half a second to import
@@ -606,10 +606,7 @@ class Engine:
         waiting = min(decided.frontier - after.frontier, len(after.proposal))
         run.canvas = self._propose(run, after, waiting) if reason is None else after
         events: list[Event] = [self._frame(run)] if run.request.frames else []
-        if reason is None and (finished_line or run.text.tokens - run.sent >= STREAMED_TOKENS):
-            run.sent = run.text.tokens
-            events.append(run.text.candidate(whole_words=not finished_line))
-        return reason, events
+        return reason, events if reason is not None else [*events, *run.news(finished_line)]
 
     def _finish(self, run: _Run, reason: Reason) -> None:
         """Closes the text, which may end within a word."""

@@ -79,6 +79,13 @@ class Run:
         self.steps += outcome.steps
         self.denoise_ms += outcome.seconds * 1000
 
+    def news(self, finished_line: bool) -> list[Event]:
+        """The text so far, where a line was just finished or enough has come since it was last sent."""
+        if not finished_line and self.text.tokens - self.sent < STREAMED_TOKENS:
+            return []
+        self.sent = self.text.tokens
+        return [self.text.candidate(whole_words=not finished_line)]
+
     def final(self, reason: Reason) -> Final:
         timing = Timing(
             encode_ms=self.encode_ms,
