@@ -8,7 +8,6 @@ log.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from infill_lsp.priming import retrieve, sent
 from infill_lsp.remote import engine_of
 from infill_lsp.settings import Settings
 from infill_lsp.sources import Sources
+from infill_lsp.suggestions import document_name
 
 #: Seconds that the index may take to be filled.
 PATIENCE_S = 120.0
@@ -121,11 +121,6 @@ async def _asked(request: InfillRequest, settings: Settings) -> Explanation | st
         return f"{error}: what it has encoded and remembers is not known"
     finally:
         await engine.aclose()
-
-
-def document_name(uri: str) -> str:
-    """What the engine knows a document by."""
-    return hashlib.sha256(uri.partition("#")[0].encode(errors="replace")).hexdigest()
 
 
 def _settings(snapshot: Snapshot, folder: str) -> tuple[Settings, Silence | None]:

@@ -24,7 +24,7 @@ from lsprotocol import types
 from infill_lsp import languages
 from infill_lsp.chunks import language_of
 from infill_lsp.client import EngineClient, EngineError
-from infill_lsp.context import document_name, folder_of
+from infill_lsp.context import folder_of
 from infill_lsp.core import Filled, Site, Snapshot, Span
 from infill_lsp.documents import Document
 from infill_lsp.fill import FillError, fill, selected
@@ -34,6 +34,7 @@ from infill_lsp.index import Index
 from infill_lsp.remote import engine_of
 from infill_lsp.settings import Settings
 from infill_lsp.sources import Sources
+from infill_lsp.suggestions import document_name
 
 #: What some programs put at the beginning of a file, and editors take away.
 BOM = b"\xef\xbb\xbf"

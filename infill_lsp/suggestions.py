@@ -247,7 +247,7 @@ class Suggestions:
         workspace, path = self._host.place(snapshot.uri)
         return InfillRequest(
             client=self._host.client_id,
-            document=hashlib.sha256((_file(snapshot.uri) + purpose).encode(errors="replace")).hexdigest(),
+            document=document_name(snapshot.uri, purpose),
             version=snapshot.version,
             language=snapshot.language,
             prefix=gap.prefix,
@@ -355,9 +355,10 @@ def accepted(snapshot: Snapshot, edit: Edit) -> Snapshot:
     return replace(snapshot, lines=whole, row=edit.row + len(middle), column=column, tree=tree, within=within)
 
 
-def _file(uri: str) -> str:
-    """What all cells of a notebook have in common, so that what is encoded of the others serves each."""
-    return uri.partition("#")[0]
+def document_name(uri: str, purpose: str = "") -> str:
+    """What the engine knows a document by: all cells of a notebook are one, so that what is encoded of the others
+    serves each. `purpose` keeps its requests apart."""
+    return hashlib.sha256((uri.partition("#")[0] + purpose).encode(errors="replace")).hexdigest()
 
 
 def _alike(one: str, other: str) -> bool:

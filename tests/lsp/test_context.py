@@ -14,7 +14,8 @@ from infill_engine.top import Reading
 
 from infill_lsp import cli, context, priming
 from infill_lsp.client import EngineClient
-from infill_lsp.context import ContextError, Place, document_name, explain, folder_of
+from infill_lsp.context import ContextError, Place, explain, folder_of
+from infill_lsp.suggestions import document_name
 
 SHAPE = "def area_of(width):\n    return width * width\n"
 
