@@ -15,7 +15,6 @@ from lsprotocol import types
 from infill_lsp import languages
 from infill_lsp.documents import Document
 from infill_lsp.extraction import MAX_PREFIX, MAX_SUFFIX
-from infill_lsp.ignore import lf
 
 
 class Notebooks:
@@ -74,8 +73,7 @@ class Notebooks:
         """What the cells say to who writes in a cell of a language and kind; nothing of those that say nothing."""
         for cell in cells:
             document = self._documents.get(cell.document)
-            text = lf(document.text).strip("\n") if document is not None else ""
-            if document is None or not text.strip():
+            if document is None or not (text := "\n".join(document.lines).strip("\n")).strip():
                 continue
             if document.language == language:
                 yield text
