@@ -327,12 +327,6 @@ def settle(layers: Sequence[Layer], workspace: Sequence[Layer] = ()) -> Effectiv
     return Effective(_build(Settings, (), values), values, sources, tuple(problems))
 
 
-def parse(options: object) -> tuple[Settings, list[str]]:
-    """The settings that the editor alone gives in `options`, and a line for each value not used."""
-    effective = settle([read(options)])
-    return effective.settings, list(effective.problems)
-
-
 def _fields(kind: type[Struct], key: Key, wire: str) -> list[Field]:
     found: list[Field] = []
     for field in msgspec.structs.fields(kind):

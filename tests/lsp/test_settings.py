@@ -14,7 +14,13 @@ from msgspec import inspect
 
 from infill_lsp.core import Trigger
 from infill_lsp.reference import MANIFEST, ROOT, manifest, schema, written
-from infill_lsp.settings import Deadline, Field, Priming, Settings, fields, parse, read, settle
+from infill_lsp.settings import Deadline, Field, Priming, Settings, fields, read, settle
+
+
+def parse(options: object) -> tuple[Settings, list[str]]:
+    """The settings that the editor alone gives in `options`, and a line for each value not used."""
+    effective = settle([read(options)])
+    return effective.settings, list(effective.problems)
 
 
 @pytest.mark.parametrize("options", [None, {}])
