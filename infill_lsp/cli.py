@@ -159,8 +159,7 @@ def _announce(port: int) -> None:
 def _stats(_: argparse.Namespace) -> int:
     from infill_lsp.statistics import database, report
 
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
+    _print_what_can_be_printed()
     print(report(database()))
     return 0
 
@@ -179,8 +178,7 @@ def _doctor(options: argparse.Namespace) -> int:
         settings = msgspec.structs.replace(
             settings, engine=msgspec.structs.replace(settings.engine, python=options.python)
         )
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # A terminal without check marks gets question marks.
+    _print_what_can_be_printed()
     return 0 if asyncio.run(examine(settings, sources.problems)) else 1
 
 
@@ -208,8 +206,7 @@ def _settings(options: argparse.Namespace) -> int:
 def _context(options: argparse.Namespace) -> int:
     from infill_lsp.context import ContextError, Place, explain
 
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
+    _print_what_can_be_printed()
     try:
         print(explain(Place.parse(options.place), options.folder))
     except ContextError as error:
@@ -256,6 +253,12 @@ def _gaps(options: argparse.Namespace) -> int:
     except OSError as error:
         return _fail(f"cannot write {options.out} ({error.strerror}): choose another --out", 1)
     return 0
+
+
+def _print_what_can_be_printed() -> None:
+    """A terminal without check marks gets question marks."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _fail(message: str, code: int) -> int:
