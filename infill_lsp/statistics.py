@@ -11,7 +11,7 @@ import logging
 import re
 import sqlite3
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -92,9 +92,7 @@ class Statistics:
             self._count("offered")
         self._count("accepted")
         self._count("characters", len(offer.text) - offer.taken)
-        task = asyncio.create_task(self._watch(offer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._begin(self._watch(offer))
 
     def partially_accepted(self, id: str, length: int) -> None:
         """So many of its UTF-16 code units were taken by now."""
@@ -125,10 +123,10 @@ class Statistics:
             return
         self._counts[name] += by
         if self._due is None:
-            self._due = asyncio.get_running_loop().call_later(WRITE_S, self._begin_write)
+            self._due = asyncio.get_running_loop().call_later(WRITE_S, lambda: self._begin(self._write()))
 
-    def _begin_write(self) -> None:
-        task = asyncio.create_task(self._write())
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
