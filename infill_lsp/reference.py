@@ -32,14 +32,14 @@ def written(root: Path = ROOT) -> dict[Path, str]:
 
     def changed(name: str, change: Callable[[str], str]) -> tuple[Path, str]:
         path = root / name
-        return path, change(path.read_text(encoding="utf-8"))
+        return path, change(_text(path))
 
     return dict(
         (
             (root / "docs/settings.schema.json", _json(schema(lambda field: field.wire.split(".")))),
             (root / "docs/infill.toml.schema.json", _json(schema(lambda field: field.key))),
             changed("docs/settings.md", lambda text: _between(text, table())),
-            changed("editors/vscode/README.md", lambda text: _between(text, vscode_table(text_of(root / MANIFEST)))),
+            changed("editors/vscode/README.md", lambda text: _between(text, vscode_table(_text(root / MANIFEST)))),
             changed("editors/neovim/doc/infill.txt", _help),
             changed(MANIFEST, lambda text: _json(manifest(json.loads(text)))),
         )
@@ -148,7 +148,7 @@ def _json(value: object) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
-def text_of(path: Path) -> str:
+def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
@@ -158,7 +158,7 @@ def main() -> int:
         print("infill-lsp: this is no clone of the repository: there is nothing to write into", file=sys.stderr)
         return 1
     for path, text in written().items():
-        if not path.exists() or text_of(path) != text:
+        if not path.exists() or _text(path) != text:
             path.write_text(text, encoding="utf-8")
             print(f"wrote {path.relative_to(ROOT)}")
     return 0
