@@ -506,7 +506,6 @@ class InfillServer(LanguageServer):
 
     def silence(self, uri: str) -> str:
         """Why nothing is offered in a document at all; "" where something may be."""
-        from infill_lsp.core import Silence
         from infill_lsp.extraction import cut
 
         snapshot = self.snapshot(uri, types.Position(0, 0))
