@@ -39,7 +39,6 @@ class Scripted:
     """In place of an `EngineClient`."""
 
     def __init__(self, write: Writes) -> None:
-        self.model, self.python = "m", "python"
         self.write = write
         self.requests: list[InfillRequest] = []
         #: Those that were closed before their end.

@@ -69,7 +69,7 @@ async def offered(editor: Editor, folder: Path, name: str = "a.py") -> bool:
 async def why(editor: Editor, character: int = 7) -> str:
     place: dict[str, Any] = {"line": 0, "character": character}
     answer = await editor.ask("infill/why", {"textDocument": {"uri": editor.uri}, "position": place})
-    return str(answer["reason"] if isinstance(answer, dict) else answer.reason)
+    return str(answer.reason)
 
 
 async def test_an_editor_is_asked_for_each_folder_and_again_when_it_says_so(
@@ -169,9 +169,7 @@ async def test_the_memory_of_one_folder_is_switched_off(editor: Editor, quick: s
 
     async def indexed() -> list[str]:
         status = await editor.ask("infill/status", None)
-        folders = status["folders"] if isinstance(status, dict) else status.folders
-        names = [folder if isinstance(folder, dict) else vars(folder) for folder in map(_plain, folders)]
-        return sorted(folder["name"] for folder in names if folder["state"] == "ready")
+        return sorted(folder.name for folder in status.folders if folder.state == "ready")
 
     async def is_bank() -> bool:
         return await indexed() == ["bank"]
@@ -183,10 +181,6 @@ async def test_the_memory_of_one_folder_is_switched_off(editor: Editor, quick: s
         return await indexed() == ["bank", "shop"]
 
     await until(are_both)
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, dict) else value._asdict()
 
 
 async def test_languages_kinds_triggers_and_documents_are_switched_off_apart(
