@@ -150,6 +150,13 @@ class Answer:
         gap = self.gap
         return self.document == gap.text[: gap.offset] + gap.author + gap.text[gap.offset :]
 
+    @property
+    def begun(self) -> bool:
+        """Whether the text is how the author's begins: what the model was sure of is offered, and no more."""
+        gap = self.gap
+        inserted = self.start == self.end == gap.offset
+        return inserted and bool(self.text) and gap.author.startswith(self.text or "") and not self.same
+
 
 class Editor(LanguageClient):
     """An editor that asks for inline completions and wants to see the canvas. A context manager: inside, the server
@@ -455,6 +462,9 @@ def _facts(answer: Answer) -> RenderableType:
         facts.add_row("", f"cut off at the deadline of {DEADLINE_MS / 1000:.0f} s")
     if answer.same:
         facts.add_row("author", Text("wrote the same", "green"))
+    elif answer.begun:
+        facts.add_row("author", Text("wrote this and more", "green"))
+        facts.add_row("", _python(dedent(" " * gap.column + gap.author)))
     else:
         offered = "nothing offered; the author wrote" if answer.text is None else "wrote something else"
         facts.add_row("author", Text(offered, "yellow"))
@@ -473,7 +483,8 @@ def _summary(answers: Sequence[Answer]) -> RenderableType:
         first, *more = (answer.text or "").strip().split("\n")
         text = Text("nothing", "italic") if answer.text is None else Text(first + (f" (+{len(more)})" if more else ""))
         cut_off = ", cut off" if answer.timing.reason == "deadline" else ""
-        same = Text("yes", "green") if answer.same else Text("no" + cut_off, "yellow")
+        right = "yes" if answer.same else "as far as it goes" if answer.begun else ""
+        same = Text(right, "green") if right else Text("no" + cut_off, "yellow")
         table.add_row(answer.gap.place.title, text, f"{answer.ms:.0f}", str(answer.timing.steps), same)
     return table
 

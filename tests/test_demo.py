@@ -37,7 +37,7 @@ def load_demo() -> ModuleType:
 
 demo: Any = load_demo()
 GAPS = [demo.Gap.at(place) for place in demo.PLACES]
-SAME, OTHER, NOTHING = GAPS[0], GAPS[1], GAPS[2]
+SAME, OTHER, NOTHING, BEGUN = GAPS[0], GAPS[1], GAPS[2], GAPS[4]
 
 
 @dataclass
@@ -114,7 +114,8 @@ def test_a_place_is_one_part_of_its_file(gap: Any) -> None:
 
 @pytest.mark.process
 def test_plainly_it_says_what_came_and_whether_it_is_the_authors(home: Home) -> None:
-    table = author_everywhere(**{OTHER.place.after: "product.price == category"})
+    beginning = BEGUN.author.split("\n")[0]
+    table = author_everywhere(**{OTHER.place.after: "product.price == category", BEGUN.place.after: beginning})
     del table[NOTHING.place.after]
     home.write(**table)
 
@@ -125,8 +126,9 @@ def test_plainly_it_says_what_came_and_whether_it_is_the_authors(home: Home) -> 
     places = re.split(r"^\d/\d  ", result.stdout.partition("What was offered")[0], flags=re.M)[1:]
     summary = result.stdout.partition("What was offered")[2].split("\n")[2:]
     for gap, shown, row in zip(GAPS, places, summary, strict=False):
-        text = {OTHER: "product.price == category", NOTHING: None}.get(gap, gap.author)
+        text = {OTHER: "product.price == category", NOTHING: None, BEGUN: beginning}.get(gap, gap.author)
         same = text == gap.author
+        right = "yes" if same else "as far as it goes" if gap is BEGUN else "no"
         steps = re.search(r"(\d+) denoise steps", shown)
         assert steps is not None, shown
         if text is None:
@@ -141,9 +143,8 @@ def test_plainly_it_says_what_came_and_whether_it_is_the_authors(home: Home) -> 
             more = text.count("\n")
             offered = text.split("\n")[0] + (f" (+{more})" if more else "")
         assert ("wrote the same" in shown) is same
-        assert re.fullmatch(
-            rf"{gap.place.title} +{re.escape(offered)} +\d+ +{steps[1]} +{'yes' if same else 'no'} *", row
-        )
+        assert ("wrote this and more" in shown) is (gap is BEGUN)
+        assert re.fullmatch(rf"{gap.place.title} +{re.escape(offered)} +\d+ +{steps[1]} +{right} *", row)
     assert len(places) == len(GAPS)
     assert "`infill-engine stop --model fake:" in result.stdout
     assert "no engine" not in home.engine("status")
