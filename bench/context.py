@@ -45,6 +45,7 @@ from bench.filling import (
     with_suffix,
     without_suffix,
 )
+from bench.plot import table
 from bench.score import Figure, ratio, same
 from infill_lsp.index import Index
 from infill_lsp.postprocess import tidied
@@ -275,11 +276,6 @@ def exact(seen: Sequence[Seen]) -> Figure:
 def precision(seen: Sequence[Seen]) -> Figure:
     """How much of what is shown is exact."""
     return ratio([one.exact and one.shown for one in seen], [one.shown for one in seen])
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def page(results: Results, packages: Packages, gaps: Sequence[Case]) -> str:

@@ -32,6 +32,7 @@ from rich.progress import track
 
 from bench.latency import Place, places
 from bench.llama import Llama, as_q8, installed, running
+from bench.plot import table
 
 SLOTS, CONTEXTS = (1, 8, 16, 32, 64), (0, 512, 2048)
 #: Characters of prefix that both engines get; some 600 tokens.
@@ -294,12 +295,6 @@ def rows_of(table: dict[tuple[int, str], list[Lines]]) -> list[list[str]]:
     return rows
 
 
-def show(header: list[str], rows: list[list[str]]) -> None:
-    for row in (header, ["---"] * len(header), *rows):
-        print("| " + " | ".join(row) + " |")
-    print()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.engine", description=__doc__)
     parser.add_argument("--device", default="cpu")
@@ -329,7 +324,7 @@ def main() -> None:
             for slots in SLOTS:
                 ms, floor = bench.step_ms(slots, context), bench.floor_ms(machine, slots, context)
                 tables["steps"].append([str(context), str(slots), f"{ms:.2f}", f"{floor:.2f}", f"{ms / floor:.2f}"])
-    show(["context", "slots", "ms a step", "floor ms", "ratio"], tables["steps"])
+    print(table(["context", "slots", "ms a step", "floor ms", "ratio"], tables["steps"]), end="\n\n")
     del bench
     if not arguments.no_llama and not arguments.random_weights and arguments.device == "cpu":
         path, folder = ensure_weights(lambda message, progress: None), protocol.cache_dir() / "bench"
@@ -342,7 +337,10 @@ def main() -> None:
         ):
             others = {"llama-server Q4_1": q4_server, "llama-server Q8_0": q8_server}
             tables["lines"] = rows_of(side_by_side(own, others, arguments.gaps))
-        show(["gap", "engine", "median ms", "p95 ms", "ratio", "characters", "tokens a pass"], tables["lines"])
+        print(
+            table(["gap", "engine", "median ms", "p95 ms", "ratio", "characters", "tokens a pass"], tables["lines"]),
+            end="\n\n",
+        )
     if arguments.json:
         arguments.json.write_text(json.dumps(tables, indent=1))
 

@@ -1,4 +1,4 @@
-"""Curves as an SVG that reads on light and dark pages."""
+"""Curves as an SVG that reads on light and dark pages, and tables as Markdown."""
 
 from __future__ import annotations
 
@@ -60,3 +60,8 @@ def _line(x1: float, y1: float, x2: float, y2: float, opacity: float) -> str:
 
 def _text(x: float, y: float, text: str, anchor: str, colour: str = TEXT) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}">{escape(text)}</text>'
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Markdown without a line end behind its last row."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows))

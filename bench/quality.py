@@ -29,9 +29,8 @@ from infill_engine.protocol import cache_dir
 from infill_engine.training.corpus import Document
 from rich.progress import track
 
-from bench import gate, humaneval
+from bench import gate, humaneval, plot
 from bench.filling import Case, Row, Runner, Store, held_out, suffix_as_text, with_suffix, without_suffix
-from bench.plot import curves
 from bench.score import Figure, Filled, ratio
 from infill_lsp.confidence import FITTED
 from infill_lsp.gaps import Authored
@@ -165,7 +164,7 @@ def read(files: Mapping[str, Mapping[str, tuple[str, int]]], folder: Path, seed:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)) + "\n"
+    return plot.table(header, rows) + "\n"
 
 
 def of_decoders(decoders: Rows) -> str:
@@ -381,7 +380,9 @@ class Shown:
         step = next(step for step in (0.01, 0.02, 0.05, 0.1, 0.25) if highest <= 5 * step or step == 0.25)
         y_ticks = [step * i for i in range(math.ceil(highest / step - 1e-9) + 1)] if highest else [0.0, 0.01]
         x_ticks = [i / 10 for i in range(11)]
-        return curves(lines, "shown texts that are right", "characters saved", x_ticks, y_ticks, mark=gate.PRECISION)
+        return plot.curves(
+            lines, "shown texts that are right", "characters saved", x_ticks, y_ticks, mark=gate.PRECISION
+        )
 
 
 def page(results: Results, shown: Shown) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.plot import curves
+from bench.plot import curves, table
 
 #: What a table shows of a measurement, and how.
 COLUMNS = {
@@ -99,15 +99,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"{error}: give the log.jsonl of a training run")
     header, *lines = rows(runs)
     if options.markdown:
-        for line in (header, ["---"] * len(header), *lines):
-            print(f"| {' | '.join(line)} |")
+        print(table(header, lines))
     else:
-        table = Table(box=None)
+        grid = Table(box=None)
         for i, name in enumerate(header):
-            table.add_column(name, justify="right" if i else "left")
+            grid.add_column(name, justify="right" if i else "left")
         for line in lines:
-            table.add_row(*line)
-        Console(width=200).print(table)
+            grid.add_row(*line)
+        Console(width=200).print(grid)
     if options.svg:
         options.svg.write_text(plot(runs), encoding="utf-8")
 

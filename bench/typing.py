@@ -32,6 +32,7 @@ from infill_engine.protocol import cache_dir
 from infill_engine.training.corpus import Document, documents
 from rich.progress import track
 
+from bench.plot import table
 from bench.session import Asked, Session
 from infill_lsp.languages import name_of
 
@@ -201,7 +202,7 @@ class Typist:
 
     async def type(self) -> None:
         session, piece, tally = self._session, self._piece, self._tally
-        session.open(self._uri, piece.before + piece.after, _language(piece.document))
+        session.open(self._uri, piece.before + piece.after, name_of(piece.document.language))
         tally.keys += len(keys(piece.typed))
         tally.characters += len(piece.typed)
         while wanted := piece.typed[self._at :]:
@@ -332,15 +333,6 @@ def worked_s(metrics: str) -> float:
     """Seconds that the engine has computed so far, in passes and in encoding."""
     found = dict(re.findall(r"^(infill_step_seconds_sum|infill_encoding_seconds_total) (\S+)$", metrics, re.MULTILINE))
     return sum(map(float, found.values()))
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Markdown."""
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows))
-
-
-def _language(document: Document) -> str:
-    return name_of(document.language)
 
 
 def main() -> None:

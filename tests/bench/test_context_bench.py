@@ -14,7 +14,8 @@ from infill_engine.memory import Memory
 from infill_engine.protocol import Candidate, InfillRequest
 from infill_engine.tokenizer import ByteCodec
 
-from bench.context import Seen, accuracy, exact, loss, observe, precision, table, with_snippet
+from bench.context import Seen, accuracy, exact, loss, observe, precision, with_snippet
+from bench.plot import table
 
 
 def build(table: dict[str, str], memory: bool) -> Engine:
