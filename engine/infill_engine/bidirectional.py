@@ -81,16 +81,16 @@ class OpenFilling:
         window: Callable[[Run], tuple[tuple[int, ...], ...]],
         split: Split,
         after: Callable[[InfillRequest], list[int]],
-        snippets: Callable[[InfillRequest], list[list[int]]],
+        offered: Callable[[InfillRequest], list[tuple[list[int], bool]]],
     ) -> None:
         """window: the lines that the prefix stream should hold; split, after: what stands before and after the gap,
-        tokenised; snippets: of each that comes with a request the tokens if they are to be seen, else none."""
+        tokenised; offered: of each snippet that comes with a request the tokens, and whether they are to be seen."""
         facts = denoiser.facts.open
         assert facts is not None, "a family that sees both sides says how"
         self._denoiser, self._cache, self._tokenizer, self._config = denoiser, cache, tokenizer, config
         self._facts, self._mask_id = facts, denoiser.facts.mask_id
         self._policy = policy
-        self._window, self._split, self._after, self._snippets = window, split, after, snippets
+        self._window, self._split, self._after, self._offered = window, split, after, offered
         self._head = lru_cache(8)(self._without)
         self.stages = Filling(self.begin, self.prepare, self.next_pass, self.step, self.close)
 
@@ -114,18 +114,20 @@ class OpenFilling:
     def prepare(self, run: OpenRun) -> Generator[None, None, Reason | None]:
         """Encodes the prefix as far as the family can without the canvas, and lays that out."""
         facts, left = self._facts, self._denoiser.facts.left
-        stream = self._cache.stream(run.document, self._window(run), run.head.tokens, left, run.lease)
+        run.window = self._window(run)
+        stream = self._cache.stream(run.document, run.window, run.head.tokens, left, run.lease)
         encoded = yield from in_time(run, stream)
         if encoded is None:
             return "deadline"
         prefix, on_canvas = encoded
         run.contexts = Contexts(prefix)
-        for tokens in filter(None, reversed(self._snippets(run.request))):  # the best one next to the prefix
+        offered = self._offered(run.request)
+        for tokens in (tokens for tokens, used in reversed(offered) if used):  # the best one next to the prefix
             block = yield from in_time(run, self._cache.block(tokens, run.lease))
             if block is None:
                 return "deadline"
             run.contexts = Contexts(prefix, (*run.contexts.blocks, block))
-        run.snippets = len(run.contexts.blocks)
+        run.offered = offered
         run.suffix = right = run.after[: self._config.suffix_tokens]
         if len(right) == len(run.after):
             right = [*right, *facts.closing]

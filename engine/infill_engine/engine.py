@@ -323,16 +323,16 @@ class Engine:
         window = self._cache.window(
             (request.client, request.document), lines, self._config.prefix_tokens, seconds, _start_cost(segments)
         )
-        pieces = self._pieces(request, window, head, after, self._chosen(request))
+        pieces = self._pieces(request, window, head, after, self._offered(request))
         return Explanation(content_id(request.document), tuple(pieces), tuple(self._recalled(request, lines, head)))
 
     def _note(self, run: Run) -> None:
         """Counts the snippets that are missed, and names in the log what a request is filled from."""
         request = run.request
-        run.late_snippets = min(sum(map(bool, self._snippets(request))), self._config.snippets) - run.snippets
+        run.late_snippets = min(sum(bool(tokens) for tokens, _ in run.offered), self._config.snippets) - run.snippets
         if not log.isEnabledFor(logging.INFO):
             return
-        pieces = self._pieces(request, self._window(run), run.head, run.suffix, self._chosen(request))
+        pieces = self._pieces(request, run.window, run.head, run.suffix, run.offered)
         used = ", ".join(f"{piece.kind} {piece.id}" for piece in pieces if piece.used)
         log.info("version %d of %s is filled from %s", request.version, content_id(request.document), used)
 
@@ -356,7 +356,7 @@ class Engine:
         window: Sequence[tuple[int, ...]],
         head: Healed,
         after: Sequence[int],
-        chosen: Sequence[list[int]],
+        offered: Sequence[tuple[list[int], bool]],
     ) -> Iterator[Piece]:
         """What there is to see for a canvas, as `explain` tells it."""
         before, cache = [*(token for line in window for token in line), *head.tokens], self._cache
@@ -365,9 +365,9 @@ class Engine:
         if after:
             kept = cache.kept(tuple(after), after)
             yield Piece("suffix", content_id(self._tokenizer.text(after)), len(after), kept, used=True)
-        for snippet, tokens, used in zip(request.snippets, self._snippets(request), chosen, strict=True):
+        for snippet, (tokens, used) in zip(request.snippets, offered, strict=True):
             kept = cache.kept(tuple(tokens), tokens)
-            yield Piece("snippet", snippet.id, len(tokens), kept, bool(used), snippet.path)
+            yield Piece("snippet", snippet.id, len(tokens), kept, used, snippet.path)
 
     def _said(self, tokens: Sequence[int]) -> str:
         return self._tokenizer.text(tokens).decode(errors="replace")
@@ -383,7 +383,7 @@ class Engine:
             window=self._window,
             split=self._split,
             after=self._after,
-            snippets=self._chosen,
+            offered=self._offered,
         )
 
     def _window(self, run: Run, after: Sequence[int] = ()) -> tuple[tuple[int, ...], ...]:
@@ -418,8 +418,8 @@ class Engine:
         request, cache, config = run.request, self._cache, self._config
         after = run.after[: config.suffix_tokens]
         total_s = request.deadline_ms / 1000
-        window = self._window(run, after)
-        stream = cache.stream(run.document, window, run.head.tokens, self._denoiser.facts.left, run.lease)
+        run.window = self._window(run, after)
+        stream = cache.stream(run.document, run.window, run.head.tokens, self._denoiser.facts.left, run.lease)
         encoded = yield from in_time(run, stream)
         if encoded is None:
             return "deadline"
@@ -431,13 +431,13 @@ class Engine:
             if block is None:
                 return "deadline"
             run.contexts = Contexts(prefix, (block,))
-        chosen = self._chosen(request)
-        for tokens in filter(None, chosen):
+        offered = self._offered(request)
+        for tokens in (tokens for tokens, used in offered if used):
             block = yield from in_time(run, cache.block(tokens, run.lease))
             if block is None:
                 return "deadline"
             run.contexts = Contexts(prefix, (*run.contexts.blocks, block))
-        run.suffix, run.snippets = after, sum(map(bool, chosen))
+        run.suffix, run.offered = after, offered
         run.canvas = self._propose(run, run.canvas)
         return None
 
@@ -450,19 +450,18 @@ class Engine:
         blocks = (self._tokenizer.encode(one.text[: most * WINDOW_CHARS])[:most] for one in request.snippets)
         return [tokens and [*tokens, *behind] for tokens in blocks]
 
-    def _chosen(self, request: InfillRequest) -> list[list[int]]:
-        """Of each snippet the tokens if the canvas is to see it, else none: of those that are encoded, or would be in
-        no time, as many of the best as it is set to."""
+    def _offered(self, request: InfillRequest) -> list[tuple[list[int], bool]]:
+        """Of each snippet the tokens, and whether the canvas is to see it: of those that are encoded, or would be in no
+        time, it sees as many of the best as it is set to."""
         spare_s, room = SNIPPET_SHARE * request.deadline_ms / 1000, self._config.snippets
-        chosen: list[list[int]] = []
+        offered: list[tuple[list[int], bool]] = []
         for tokens in self._snippets(request):
             takes_s = self._cache.seconds(tokens)
-            if tokens and room > 0 and takes_s <= spare_s:
+            used = bool(tokens) and room > 0 and takes_s <= spare_s
+            if used:
                 room, spare_s = room - 1, spare_s - takes_s
-                chosen.append(tokens)
-            else:
-                chosen.append([])
-        return chosen
+            offered.append((tokens, used))
+        return offered
 
     def _view(self, request: InfillRequest, head: Healed, fresh: int = FRESH_CHARS) -> View | None:
         """What is remembered at a gap: of its file as much around it as has been tokenised by now, and `fresh`

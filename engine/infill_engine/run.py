@@ -51,8 +51,11 @@ class Run:
     steps: int = 0
     #: Of the tokens after the gap those that the canvas sees.
     suffix: Sequence[int] = ()
-    #: Snippets that the canvas sees, and better ones that it does not since they are not encoded.
-    snippets: int = 0
+    #: The lines that the prefix stream holds.
+    window: tuple[tuple[int, ...], ...] = ()
+    #: Of each snippet the tokens, and whether the canvas sees it.
+    offered: Sequence[tuple[list[int], bool]] = ()
+    #: Snippets that the canvas had room for and does not see since they are not encoded.
     late_snippets: int = 0
 
     @property
@@ -63,6 +66,11 @@ class Run:
     def before(self) -> str:
         """The whole text before the gap."""
         return self.request.prefix + self.request.head
+
+    @property
+    def snippets(self) -> int:
+        """How many the canvas sees."""
+        return sum(used for _, used in self.offered)
 
     @property
     def left_s(self) -> float:

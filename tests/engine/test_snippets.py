@@ -207,6 +207,18 @@ def test_the_log_names_what_was_used_and_no_text(caplog):
     assert not any(word in line for word in ("print", "one", "d.py", "return"))
 
 
+def test_the_log_names_no_snippet_that_there_was_no_time_for(caplog):
+    """Of two that would each be encoded in no time, the first takes the time there is."""
+    engine, denoiser = build(replace(CONFIG, snippets=2))
+    complete(engine.prime(ask()))
+    with caplog.at_level(logging.INFO, "infill_engine.engine"):
+        timing = run(engine, ask(ONE, TWO), rate=2000.0).timing
+    assert denoiser.seen[-1][1:] == (block(ONE.text),)
+    assert (timing.snippets, timing.late_snippets) == (1, 1)
+    assert ONE.id in caplog.text
+    assert TWO.id not in caplog.text
+
+
 def test_the_log_names_the_part_of_a_suffix_that_was_seen(caplog):
     engine, denoiser = build()
     with caplog.at_level(logging.INFO, "infill_engine.engine"):
