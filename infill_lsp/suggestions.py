@@ -318,8 +318,9 @@ class Suggestions:
                 self._host.improved(question)
         for suggestion in offered:
             following = accepted(snapshot, suggestion.edit)
-            if not self._cache.find(following):
-                more = await self._ahead_of(following, "automatic")
+            if not self._cache.find(following):  # It is while the suggestion is typed: no parse then.
+                tree = snapshot.tree and reparsed(snapshot.tree, snapshot.lines, following.lines)
+                more = await self._ahead_of(replace(following, tree=tree), "automatic")
                 if more is not None:
                     self._cache.put(following, more)
                     self._cache.use(suggestion)
@@ -343,16 +344,15 @@ class Suggestions:
 
 
 def accepted(snapshot: Snapshot, edit: Edit) -> Snapshot:
-    """The document with an edit made, and the cursor behind its text."""
+    """The document with an edit made, and the cursor behind its text; without a syntax tree."""
     line = snapshot.lines[edit.row]
     first, *middle = (line[: edit.start] + edit.text.replace(snapshot.eol, "\n")).split("\n")
     lines = [first, *middle]
     column = len(lines[-1])
     lines[-1] += line[edit.end :]
     whole = (*snapshot.lines[: edit.row], *lines, *snapshot.lines[edit.row + 1 :])
-    tree = snapshot.tree and reparsed(snapshot.tree, snapshot.lines, whole)
     within = snapshot.within and (snapshot.within[0], snapshot.within[1] + len(middle))
-    return replace(snapshot, lines=whole, row=edit.row + len(middle), column=column, tree=tree, within=within)
+    return replace(snapshot, lines=whole, row=edit.row + len(middle), column=column, tree=None, within=within)
 
 
 def document_name(uri: str, purpose: str = "") -> str:
