@@ -85,13 +85,7 @@ class EntropyPolicy:
         return Reading()
 
     def step(self, canvas: OpenCanvas, rows: Rows, noise: Noise) -> OpenCanvas:
-        spent, accepted = 0.0, []
-        for row in _descending([-entropy for entropy in rows.entropy]):
-            if spent > self.bound:
-                break
-            accepted.append(row)
-            spent += rows.entropy[row]
-        return _pin(canvas, rows, apart(canvas, rows.token, accepted))
+        return _pin(canvas, rows, apart(canvas, rows.token, _bounded(rows.entropy, self.bound)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,14 +184,8 @@ class AnnealedPolicy:
         sure = unchanged and sum(rows.entropy) < self.settled * len(slots)
         if sure or after.step >= self.steps:
             return after.pin(dict(zip(slots, zip(rows.token, rows.prob, strict=True), strict=True)))
-        held = dict(zip(slots, fresh, strict=True))
-        spent = 0.0
-        for row in _descending([-entropy for entropy in rows.entropy]):
-            if spent > self.bound:
-                break
-            held[slots[row]] = rows.sample[row]
-            spent += rows.entropy[row]
-        return after.refill(held)
+        accepted = {slots[row]: rows.sample[row] for row in _bounded(rows.entropy, self.bound)}
+        return after.refill(dict(zip(slots, fresh, strict=True)) | accepted)
 
 
 class SeededNoise:
@@ -233,6 +221,17 @@ def _pin(canvas: OpenCanvas, rows: Rows, which: Sequence[int]) -> OpenCanvas:
     """One step further, with the samples of some rows final."""
     slots = canvas.open
     return canvas.seen(rows).pin({slots[row]: (rows.sample[row], rows.sample_prob[row]) for row in which})
+
+
+def _bounded(entropy: Sequence[float], bound: float) -> list[int]:
+    """Rows in ascending order of entropy, as long as those before have together no more than `bound` nats."""
+    spent, rows = 0.0, list[int]()
+    for row in _descending([-nats for nats in entropy]):
+        if spent > bound:
+            break
+        rows.append(row)
+        spent += entropy[row]
+    return rows
 
 
 def _descending(values: Sequence[float]) -> list[int]:
