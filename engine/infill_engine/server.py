@@ -52,7 +52,7 @@ from infill_engine.protocol import (
     Remembered,
     Status,
 )
-from infill_engine.scheduler import Scheduler, Unavailable
+from infill_engine.scheduler import Engine, Scheduler, Unavailable
 
 if TYPE_CHECKING:  # they bring torch
     from infill_engine.workspaces import Workspaces
@@ -101,20 +101,20 @@ def create_apps(
         scheduler.prime(await _read_gap(request))
         return answer(Accepted(), 202)
 
-    async def explain(request: Request) -> Response:
-        gap = await _read_gap(request)
+    async def asked(function: Callable[[Engine], T]) -> T:
+        """Asks the engine, which is loaded first where it was let go."""
         try:
-            return answer(await asyncio.wrap_future(scheduler.call(lambda engine: engine.explain(gap))))
+            return await asyncio.wrap_future(scheduler.call(function))
         except Unavailable as error:
             raise HTTPException(503, str(error)) from None
 
+    async def explain(request: Request) -> Response:
+        gap = await _read_gap(request)
+        return answer(await asked(lambda engine: engine.explain(gap)))
+
     async def of_workspaces(function: Callable[[Workspaces], T], otherwise: T) -> T:
-        """Asks the engine; `otherwise` where it remembers none."""
-        try:
-            asked = scheduler.call(lambda engine: function(engine.workspaces) if engine.workspaces else otherwise)
-            return await asyncio.wrap_future(asked)
-        except Unavailable as error:
-            raise HTTPException(503, str(error)) from None
+        """Asks what the engine remembers; `otherwise` where that is nothing."""
+        return await asked(lambda engine: function(engine.workspaces) if engine.workspaces else otherwise)
 
     async def put_documents(request: Request) -> Response:
         name, body = request.path_params["id"], await read_bytes(request, MAX_MANIFEST)
