@@ -29,9 +29,9 @@ Aggressiveness = Literal["quiet", "balanced", "eager"]
 Restriction = Literal["never", "lower", "raise", "add"]
 
 
-def _setting(help: str, workspace: Restriction = "never") -> Meta:
-    """One line of help, and what a workspace may do."""
-    return Meta(description=help, extra={"workspace": workspace})
+def _setting(help: str, workspace: Restriction = "never", takes: str = "") -> Meta:
+    """One line of help, what a workspace may do, and what the setting takes where its type has no words for that."""
+    return Meta(description=help, extra={"workspace": workspace, "takes": takes})
 
 
 Text = Annotated[str, Meta(min_length=1)]
@@ -96,7 +96,10 @@ class Engine(Struct, frozen=True, rename="camel"):
     ] = ""
     address: Annotated[
         Annotated[str, Meta(pattern=r"^(https?://[^/?#@\s]+/?)?$")],
-        _setting("An engine that runs elsewhere, such as `http://127.0.0.1:8013`. Empty: one is started here."),
+        _setting(
+            "An engine that runs elsewhere, such as `http://127.0.0.1:8013`. Empty: one is started here.",
+            takes="http://HOST:PORT or https://HOST:PORT",
+        ),
     ] = ""
     token_file: Annotated[str, _setting("The file that holds the token of the engine at that address.")] = ""
 
@@ -144,7 +147,10 @@ class Settings(Struct, frozen=True, rename="camel"):
     model: Annotated[Text, _setting("The model: `embedded`, or another one that the engine can load.")] = "embedded"
     device: Annotated[
         Annotated[str, Meta(pattern=r"^[a-z]+(:[0-9]+)?$")],
-        _setting("Where an engine that is started here runs: `auto`, or a device such as `cpu` or `cuda:0`."),
+        _setting(
+            "Where an engine that is started here runs: `auto`, or a device such as `cpu` or `cuda:0`.",
+            takes='"auto", "cpu", "cuda" or the like',
+        ),
     ] = "auto"
     engine: Engine = Engine()
     statistics: Annotated[
@@ -228,7 +234,7 @@ class Field:
             if isinstance(self.kind, inspect.UnionType):
                 words, last = [*words, last], "null"
             return f"{', '.join(words)} or {last}"
-        return _words(self.kind)
+        return str(self._known.extra["takes"]) or _words(self.kind)  # type: ignore[index]
 
     @property
     def workspace(self) -> str:
@@ -413,8 +419,6 @@ def _words(kind: inspect.Type) -> str:
             return "true or false"
         case inspect.IntType(ge=least, le=most):
             return f"a whole number from {least} to {most}"
-        case inspect.StrType(pattern=str(pattern)):
-            return "http://HOST:PORT or https://HOST:PORT" if "http" in pattern else '"auto", "cpu", "cuda" or the like'
         case inspect.StrType(min_length=least):
             return "a text that is not empty" if least else "a text"
         case inspect.VarTupleType(max_length=most):
