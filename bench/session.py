@@ -148,12 +148,12 @@ class Session:
         items = result.items if isinstance(result, types.InlineCompletionList) else list(result or [])
         return Answer(ms, list(items), self._timing)
 
-    def ask(self, uri: str, line: int, character: int) -> Asked:
+    def ask(self, uri: str, line: int, character: int, invoked: bool = False) -> Asked:
         """The same, not waited for."""
         self._asked += 1
         key = f"asked-{self._asked}"
         answer = self._client.protocol.send_request_async(
-            types.TEXT_DOCUMENT_INLINE_COMPLETION, _params(uri, line, character, False), msg_id=key
+            types.TEXT_DOCUMENT_INLINE_COMPLETION, _params(uri, line, character, invoked), msg_id=key
         )
         asked = Asked(key, self._versions[uri], answer)
         answer.add_done_callback(lambda _: asked.note())
@@ -176,19 +176,15 @@ class Session:
     async def cancelled(self, uri: str, line: int, character: int, after_s: float) -> float | None:
         """Asks, cancels after `after_s` seconds, and returns the milliseconds from there until the engine works for
         nobody; None where the answer had come before."""
-        key = f"cancelled-{time.monotonic_ns()}"
-        asked = self._client.protocol.send_request_async(
-            types.TEXT_DOCUMENT_INLINE_COMPLETION, _params(uri, line, character, True), msg_id=key
-        )
+        asked = self.ask(uri, line, character, invoked=True)
         await asyncio.sleep(after_s)
-        if asked.done():
+        if asked.answer.done():
             return None
-        began = time.perf_counter()
-        self._client.cancel_request(types.CancelParams(key))
+        self.cancel(asked)
         while (status := await self._engine.status()) is not None and status.live:
             pass
-        ms = (time.perf_counter() - began) * 1000
-        await asyncio.gather(asked, return_exceptions=True)  # RequestCancelled, as it should be
+        ms = (time.perf_counter() - asked.cancelled) * 1000
+        await asyncio.gather(asked.answer, return_exceptions=True)  # RequestCancelled, as it should be
         return ms
 
 
