@@ -109,13 +109,24 @@ local function allowed(buf)
   return not silence(buf) and vim.fn.reg_executing() == ""
 end
 
+local function say(text)
+  vim.notify(text, vim.log.levels.INFO)
+end
+
 ---@return vim.lsp.Client?
 local function client_here()
   return vim.lsp.get_clients({ name = M.server, bufnr = 0 })[1]
 end
 
-local function say(text)
-  vim.notify(text, vim.log.levels.INFO)
+--- Does something with the server of this buffer; without one it says so.
+---@param act fun(client: vim.lsp.Client)
+local function with_client(act)
+  local client = client_here()
+  if client then
+    act(client)
+  else
+    say("infill: no server is attached to this buffer; :checkhealth infill says why")
+  end
 end
 
 --- Tells every server whether anything is wanted: one that is off frees its engine.
@@ -134,14 +145,11 @@ end
 
 --- Asks the server of this buffer; what it answers, or what is wrong, is said in one line.
 local function inquire(method, params, sentence)
-  local client = client_here()
-  if not client then
-    say("infill: no server is attached to this buffer; :checkhealth infill says why")
-    return
-  end
-  client:request(method, params(client), function(err, result)
-    say(err and ("infill: " .. err.message) or sentence(result))
-  end, 0)
+  with_client(function(client)
+    client:request(method, params(client), function(err, result)
+      say(err and ("infill: " .. err.message) or sentence(result))
+    end, 0)
+  end)
 end
 
 local function here(client)
@@ -149,13 +157,11 @@ local function here(client)
 end
 
 local function ask_fill(mode, first, last)
-  local client, buf = client_here(), vim.api.nvim_get_current_buf()
-  if not client then
-    say("infill: no server is attached to this buffer; :checkhealth infill says why")
-    return
-  end
-  local ranges = first and fill.ranges(buf, first, last, client.offset_encoding) or {}
-  fill.ask(client, buf, mode, ranges, M.settings.preview)
+  with_client(function(client)
+    local buf = vim.api.nvim_get_current_buf()
+    local ranges = first and fill.ranges(buf, first, last, client.offset_encoding) or {}
+    fill.ask(client, buf, mode, ranges, M.settings.preview)
+  end)
 end
 
 --- What `:Infill` takes.
