@@ -29,9 +29,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
 @pytest.fixture(scope="session")
 def server_command() -> str:
     """The installed `infill-lsp`: the one beside this Python, else the one on the PATH."""
-    import os
-
-    beside = Path(os.environ["FAKE"]) if "FAKE" in os.environ else Path(sys.executable).parent / "infill-lsp"
+    beside = Path(sys.executable).parent / "infill-lsp"
     command = str(beside) if beside.exists() else shutil.which("infill-lsp")
     assert command, "infill-lsp is not installed: pip install -e '.[engine,dev]'"
     return command
