@@ -37,7 +37,7 @@ from infill_engine.gap import GapText
 from infill_engine.lengths import LengthSearch
 from infill_engine.policy import SeededNoise
 from infill_engine.protocol import Event, Frame, InfillRequest, Reason, Slot
-from infill_engine.run import Filling, Run, in_time
+from infill_engine.run import Filling, Run, in_time, see
 from infill_engine.tokenizer import Healed, LineTokenizer
 
 #: Slots that are room enough for the rest of a line.
@@ -122,11 +122,9 @@ class OpenFilling:
         prefix, on_canvas = encoded
         run.contexts = Contexts(prefix)
         offered = self._offered(run.request)
-        for tokens in (tokens for tokens, used in reversed(offered) if used):  # the best one next to the prefix
-            block = yield from in_time(run, self._cache.block(tokens, run.lease))
-            if block is None:
-                return "deadline"
-            run.contexts = Contexts(prefix, (*run.contexts.blocks, block))
+        seen = [tokens for tokens, used in reversed(offered) if used]  # the best one next to the prefix
+        if not (yield from see(run, (self._cache.block(tokens, run.lease) for tokens in seen))):
+            return "deadline"
         run.offered = offered
         run.suffix = right = run.after[: self._config.suffix_tokens]
         if len(right) == len(run.after):

@@ -55,7 +55,7 @@ from infill_engine.protocol import (
     Slot,
     content_id,
 )
-from infill_engine.run import Filling, Run, Source, in_time
+from infill_engine.run import Filling, Run, Source, in_time, see
 from infill_engine.tokenizer import Codec, Healed, LineTokenizer, Side, TrailingTokenizer
 
 if TYPE_CHECKING:  # they bring numba, which takes half a second to import
@@ -427,16 +427,11 @@ class Engine:
         run.canvas, run.contexts = Canvas(prefix.length, tuple(left), FIRST_SLOTS), Contexts(prefix)
         if after:
             after = list(cache.affordable(after, run.left_s - total_s * (1 - ENCODE_SHARE)))
-            block = yield from in_time(run, cache.block(after, run.lease))
-            if block is None:
+            if not (yield from see(run, [cache.block(after, run.lease)])):
                 return "deadline"
-            run.contexts = Contexts(prefix, (block,))
         offered = self._offered(request)
-        for tokens in (tokens for tokens, used in offered if used):
-            block = yield from in_time(run, cache.block(tokens, run.lease))
-            if block is None:
-                return "deadline"
-            run.contexts = Contexts(prefix, (*run.contexts.blocks, block))
+        if not (yield from see(run, (cache.block(tokens, run.lease) for tokens, used in offered if used))):
+            return "deadline"
         run.suffix, run.offered = after, offered
         run.canvas = self._propose(run, run.canvas)
         return None

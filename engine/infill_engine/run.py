@@ -6,12 +6,12 @@ Knows neither canvas nor model.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from infill_engine.context import Lease
-from infill_engine.core import Contexts, Outcome, Pass
+from infill_engine.core import ContextKV, Contexts, Outcome, Pass
 from infill_engine.gap import GapText
 from infill_engine.protocol import Event, Final, InfillRequest, Proposals, Reason, Timing
 from infill_engine.tokenizer import Healed
@@ -137,3 +137,13 @@ def in_time(run: Run, work: Generator[None, None, T]) -> Generator[None, None, T
         if run.late:
             work.close()
             return None
+
+
+def see(run: Run, blocks: Iterable[Generator[None, None, ContextKV]]) -> Generator[None, None, bool]:
+    """Encodes blocks, which the canvas sees then, too; returns whether there was time for all."""
+    for work in blocks:
+        block = yield from in_time(run, work)
+        if block is None:
+            return False
+        run.contexts = run.contexts._replace(blocks=(*run.contexts.blocks, block))
+    return True
