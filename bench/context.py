@@ -10,12 +10,11 @@ this process. Prints Markdown.
 from __future__ import annotations
 
 import argparse
-import random
 import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
@@ -29,18 +28,17 @@ from infill_engine.core import Denoiser, Pass, complete
 from infill_engine.engine import Engine
 from infill_engine.memory import mix
 from infill_engine.protocol import InfillRequest, Snippet, cache_dir
-from infill_engine.training.corpus import Document, documents
 from infill_kernels import logits
 from rich.progress import track
 
 from bench.filling import (
-    PROJECT,
     Case,
     Model,
     Projects,
     _shown,
     answer,
     held_out,
+    remembered,
     tokens_of,
     with_suffix,
     without_suffix,
@@ -136,7 +134,7 @@ class Packages:
         if name not in self.found:
             root = Path(self._home.name) / "projects" / str(len(self.found))
             size = 0
-            for document in chosen(self._corpus, name):
+            for document in remembered(self._corpus, name):
                 path = root / document.path
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(document.text, encoding="utf-8")
@@ -147,16 +145,6 @@ class Packages:
             assert index.settle(600)
             self.found[name] = Package(root, index, size, time.perf_counter() - began)
         return self.found[name]
-
-
-def chosen(corpus: Path, package: str) -> Iterator[Document]:
-    """The files of a package that are remembered, as `Projects` has them."""
-    files, room = [document for document in documents(corpus, "held") if document.package == package], PROJECT
-    random.Random(package).shuffle(files)
-    for document in files:
-        if len(document.text) <= room:
-            room -= len(document.text)
-            yield document
 
 
 def cases(corpus: Path, seed: int, gaps: int, packages: int) -> list[Case]:

@@ -337,6 +337,16 @@ class Store:
             file.write(msgspec.json.encode(filled) + b"\n")
 
 
+def remembered(corpus: Path, package: str) -> Iterator[Document]:
+    """Files of a held-out package, up to so many characters, in an order that does not depend on them."""
+    files, room = [document for document in documents(corpus, "held") if document.package == package], PROJECT
+    random.Random(package).shuffle(files)
+    for document in files:
+        if len(document.text) <= room:
+            room -= len(document.text)
+            yield document
+
+
 class Projects(Workspaces):
     """The packages of held-out documents as workspaces, each remembered when a gap of it first comes up."""
 
@@ -346,17 +356,13 @@ class Projects(Workspaces):
         self._corpus, self._filled = corpus, set[str]()
 
     def of(self, name: str) -> Workspace:
-        """The workspace of a package: its files, up to so many characters, in an order that does not depend on them."""
+        """The workspace of a package, with what is remembered of it."""
         workspace = super().of(name)
         if name not in self._filled:
             self._filled.add(name)
-            tokenizer, room = LineTokenizer(self._codec), PROJECT
-            files = [document for document in documents(self._corpus, "held") if document.package == name]
-            random.Random(name).shuffle(files)
-            for document in files:
-                if len(document.text) <= room:
-                    room -= len(document.text)
-                    workspace.put(document.path, "", tokenizer.encode(document.text))
+            tokenizer = LineTokenizer(self._codec)
+            for document in remembered(self._corpus, name):
+                workspace.put(document.path, "", tokenizer.encode(document.text))
             workspace.merge()
         return workspace
 

@@ -21,11 +21,11 @@ from infill_engine.protocol import Document
 from infill_engine.tokenizer import ByteCodec
 from infill_engine.workspaces import Workspaces
 
-from bench.index import SETTLED_S, Folder
+from bench.index import ROUND, SETTLED_S, Folder
 from infill_lsp.folders import Folders, workspace_name
 
-#: Events of a round, rounds between two switches of a branch, and files of a branch.
-ROUND, SWITCH, BRANCH = 500, 2, 2_000
+#: Rounds between two switches of a branch, and files of a branch.
+SWITCH, BRANCH = 2, 2_000
 #: Documents that an editor has open at most.
 OPEN = 4
 
