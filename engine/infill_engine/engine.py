@@ -732,11 +732,12 @@ class Engine:
 
     def _begun_otherwise(self, run: _Run, sets: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """The rows at which the gap could still begin as a text that it is to avoid, each without the ids that do."""
-        avoid = [text.encode() for text in run.request.avoid]
-        written, rest = run.text.candidate().text.encode(), run.text.pending
         found: dict[int, Tensor] = {}
+        if not (avoid := [text.encode() for text in run.request.avoid]):
+            return found
+        written, rest = run.text.candidate().text.encode(), run.text.pending
         for row, token in enumerate((*run.canvas.proposal, None)):
-            if not avoid or written.strip():
+            if written.strip():
                 break
             other = self._tokenizer.beginning_otherwise(rest, avoid)
             if row in sets:
