@@ -19,7 +19,6 @@ import msgspec
 import numpy as np
 from infill_engine import gap as gap_rules
 from infill_engine.config import EngineConfig
-from infill_engine.core import Canvas, Rows
 from infill_engine.engine import Engine
 from infill_engine.protocol import cache_dir
 from numpy.typing import NDArray
@@ -27,7 +26,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from bench.filling import Case, Model, answer, held_out, tokens_of, with_suffix
+from bench.filling import Case, Forced, Model, answer, held_out, tokens_of, with_suffix
 from bench.gate import logistic_regression
 
 #: Lines that are written beyond the true end.
@@ -59,24 +58,14 @@ class Ends:
     true: int
 
 
-class Truth:
-    """A `CommitPolicy` that writes the truth and then what the model says."""
-
-    tokens: Sequence[int] = ()
-
-    def step(self, canvas: Canvas, rows: Rows) -> Canvas:
-        at = canvas.frontier
-        return canvas.commit([self.tokens[at] if at < len(self.tokens) else rows.token[0]])
-
-
-def scored(case: Case, model: Model, truth: Truth) -> Ends | None:
+def scored(case: Case, model: Model, truth: Forced) -> Ends | None:
     """The scored line ends of a case; None where it has too few to choose from."""
     request = with_suffix(case, model)
     lines = case.truth.count("\n") + 1
     if request.max_lines == 1 or request.tail.strip() or not request.suffix.strip():
         return None
     request = msgspec.structs.replace(request, max_lines=lines + BEYOND, max_tokens=256, min_indent=None)
-    truth.tokens = tokens_of(case.truth, request, model.tokenizer)
+    truth.begin(tokens_of(case.truth, request, model.tokenizer))
     candidate, _ = answer(_endless(model, truth), request)
     found = [end for end in candidate.ends if end.suffix_logprob is not None]
     offsets = [end.offset for end in found]
@@ -95,7 +84,7 @@ def scored(case: Case, model: Model, truth: Truth) -> Ends | None:
     return Ends(case.package, case.snapshot.language, case.made, places, offsets.index(len(case.truth)))
 
 
-def _endless(model: Model, truth: Truth) -> Engine:
+def _endless(model: Model, truth: Forced) -> Engine:
     """A decoder that never says END: where nothing else restricts it, anything but END may come. So the probability
     of END that it reports is the odds of END."""
     engine = model.decoder(0, False, truth, True)
@@ -182,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     gap_rules.CLEAR_MARGIN = math.inf
     model = Model.load(EngineConfig(model=options.model, threads=options.threads))
-    draw, truth = held_out(options.corpus, options.seed), Truth()
+    draw, truth = held_out(options.corpus, options.seed), Forced(model.engine._denoiser.facts.end_id)
     cases = [draw(i) for i in range(options.gaps)]
     kept = [one for case in track(cases) if (one := scored(case, model, truth)) is not None]
     if options.out:
