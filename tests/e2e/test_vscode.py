@@ -261,7 +261,6 @@ def test_a_suggestion_is_taken_by_words_and_by_lines_typed_through_dismissed_and
     assert b"w = 3" not in file.read_bytes()
 
 
-@pytest.mark.xfail(strict=True, reason="no ghost text is drawn right after a language is switched on")
 def test_off_for_a_language_for_a_file_and_for_a_while(open_window: Open) -> None:
     off = {"infill.languages": {"python": False}}
     window = open_window(b"x = 1\n", {"total = ": "price * count"}, settings=off, status="off here")

@@ -46,9 +46,11 @@ const steps = {
     const input = page.locator('.quick-input-widget input.input');
     await input.waitFor({ timeout: STEP_MS });
     await input.fill(`>${title}`);
-    const row = page.locator('.quick-input-widget .monaco-list-row').filter({ hasText: title }).first();
-    await row.waitFor({ timeout: STEP_MS });
-    await row.click();
+    // The list is drawn anew while it is filtered: a click could hit what stood there before.
+    const chosen = page.locator('.quick-input-widget .monaco-list-row.focused').filter({ hasText: title });
+    await chosen.waitFor({ timeout: STEP_MS });
+    await page.keyboard.press('Enter');
+    await input.waitFor({ state: 'hidden', timeout: STEP_MS });
   },
   async texts(page, { selector }) {
     return (await page.locator(selector).allInnerTexts()).map(plain);
