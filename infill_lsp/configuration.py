@@ -33,7 +33,9 @@ class Configuration:
         self._server = server
         self._changed = changed
         self._turn = asyncio.Lock()
+        #: Whether the last question is answered, and how many there were.
         self._settled = asyncio.Event()
+        self._asked = 0
         self._held: object = None
         self._told: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -45,8 +47,8 @@ class Configuration:
         self._begin(self._follow())
 
     async def settled(self) -> None:
-        """Waits until all has been heard once: before that a document may seem to be offered what it is not. Not for
-        long, for an editor may never say that it listens."""
+        """Waits until all that was asked has been heard: before that a document may seem to be offered what it is not,
+        or the reverse. Not for long, for an editor may never say that it listens."""
         if not self._settled.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PATIENCE_S):
@@ -62,12 +64,15 @@ class Configuration:
 
     async def refresh(self) -> None:
         """Asks the editor and reads the files, of all folders that there are now."""
+        self._settled.clear()
+        self._asked = asked = self._asked + 1
         heard = self._begin(self._hear())
         await asyncio.wait([heard], timeout=PATIENCE_S)
         if not heard.done():
             log.warning("the settings are late: what is known of them is used until then")
             heard.add_done_callback(lambda late: None if late.cancelled() else self._begin(self._tell()))
-        self._settled.set()
+        if asked == self._asked:
+            self._settled.set()
         await self._tell()
 
     def news(self) -> list[str]:

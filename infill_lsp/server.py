@@ -162,7 +162,7 @@ async def folders_changed(ls: InfillServer, _: types.DidChangeWorkspaceFoldersPa
 
 async def status(ls: InfillServer, params: Any = None) -> dict[str, Any]:
     """`infill/status`: looks at the engine, and does not start it."""
-    await ls.look_at_engine()
+    await asyncio.gather(ls.look_at_engine(), ls.settled())
     uri = _field(params, "textDocument", "uri")
     reason = ls.silence(uri) if isinstance(uri, str) else ""
     return {**ls.board.status, "state": "off", "message": reason} if reason else ls.board.status

@@ -115,6 +115,24 @@ async def test_an_editor_that_does_not_say_its_settings_is_not_waited_for_long(
     over.set()
 
 
+async def test_who_asks_right_after_a_change_is_answered_by_the_new_settings(editor: Editor, quick: str) -> None:
+    async def asked(params: types.ConfigurationParams) -> list[object]:
+        await over.wait()
+        return [{"languages": {"python": False}} for _ in params.items]
+
+    over = asyncio.Event()
+    await editor.start(options={"model": await ready(quick)}, settings={"": {}})
+    editor.open("return ")
+    document = {"textDocument": {"uri": editor.uri}}
+    assert (await editor.ask("infill/status", document)).state != "off"
+    editor.client.protocol.fm.features[types.WORKSPACE_CONFIGURATION] = asked
+    editor.configure({})
+    status = asyncio.create_task(editor.ask("infill/status", document))
+    await asyncio.sleep(0.2)
+    over.set()
+    assert (await status).state == "off"
+
+
 async def test_an_editor_that_never_says_that_it_listens_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infill_lsp.configuration.PATIENCE_S", 0.01)
     async with asyncio.timeout(20):
