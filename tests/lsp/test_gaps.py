@@ -229,11 +229,11 @@ def test_a_text_without_gaps_has_none() -> None:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two packages of one split: this one, and one whose only file is in a language without a grammar."""
+    """Three packages of one split: this one, one in another language, and one in a language that is not drawn."""
     folder = tmp_path_factory.mktemp("corpus")
     documents = [
         *({"package": "here", "language": "python", "path": name, "text": text} for name, text in SOURCES.items()),
-        {"package": "other", "language": "markdown", "path": "other.md", "text": BRACES * 20},
+        {"package": "other", "language": "javascript", "path": "other.js", "text": BRACES * 20},
         {"package": "unknown", "language": "cobol", "path": "x.cob", "text": BRACES * 20},
     ]
     with gzip.open(folder / "train.jsonl.gz", "wt") as file:
@@ -255,7 +255,7 @@ def test_windows_are_whole_lines_with_gaps_away_from_their_cuts(corpus: Path, tm
     assert command(corpus, out, "--windows=60", "--seed=3", "--snippets=1") == 0
     found = windows(out)
     assert len(found) == 60
-    assert {window["language"] for window in found} == {"python", "markdown"}
+    assert {window["language"] for window in found} == {"python", "javascript"}
     starts = snippets = 0
     for window in found:
         text, whole = window["text"], SOURCES.get(window["path"], BRACES * 20)
