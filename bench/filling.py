@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf
 from pathlib import Path
 from typing import TypeVar
 
@@ -308,8 +307,6 @@ class Row:
     healing: bool = True
     #: Whether the open file and the other files of its package are remembered.
     memory: bool = False
-    #: Only so many of the gaps.
-    most: float = inf
 
 
 class Store:
@@ -412,7 +409,7 @@ class Runner:
             case: Case | None = None
             for row in rows:
                 store = self.store(row, suite)
-                if index < row.most and index not in store.filled:
+                if index not in store.filled:
                     case = case or case_of(index)
                     store.add(self.fill(row, case))
             yield index + 1

@@ -222,9 +222,8 @@ def test_a_run_goes_on_where_it_was_broken_off(tmp_path):
     rows = [
         Row("a", "fake", with_suffix),
         Row("the same", "fake", with_suffix),
-        Row("few", "fake", with_suffix, most=2),
+        Row("b", "fake", without_suffix),
     ]
-    rows.append(Row("b", "fake", without_suffix))
     drawn: list[int] = []
 
     def draw(index: int) -> Case:
