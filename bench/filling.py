@@ -429,7 +429,7 @@ class Runner:
         written, final = answer(engine, request)
         ms = (time.perf_counter() - began) * 1000
         candidate = tidied(case.snapshot, written)
-        shown, rest, replaced = _shown(case, candidate)
+        shown, rest, replaced = edited(case, candidate)
         tail = case.gap.tail
         return Filled(
             index=case.index,
@@ -466,7 +466,7 @@ class Runner:
         return self._decoders[row]
 
 
-def _shown(case: Case, candidate: Candidate) -> tuple[str, str, int]:
+def edited(case: Case, candidate: Candidate) -> tuple[str, str, int]:
     """What the product's edit inserts, what stays of the tail behind it, and how much of the tail it replaces. Where
     the text ends with what it replaces, as in `a)` for `)`, that counts as what stays."""
     of = edit(case.snapshot, case.gap, candidate)
