@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from infill_kernels import (
@@ -176,30 +175,18 @@ def _scaled(q: Tensor, shape: Shape) -> Tensor:
 
 def quantised(weights: Mapping[str, Tensor], shape: Shape = SMOLLM2) -> dict[str, Tensor]:
     """What an int8 model is made of: the layers and the head, by the names of `infill_kernels.cpu.Weights`."""
-    from infill_kernels.cpu import Int8Weight
+    from infill_kernels import cpu
 
-    def layers(*names: str) -> Iterator[Tensor]:
+    def layers() -> Iterator[cpu.Layer]:
         for i in range(shape.layers):
-            tensors = [weights[f"blk.{i}.{name}.weight"].float() for name in names]
-            yield torch.cat(
-                [_scaled(t, shape) if name == "attn_q" else t for name, t in zip(names, tensors, strict=True)]
-            )
+            q, k, v, *others = (weights[f"blk.{i}.{name}.weight"].float() for name in _MATRICES)
+            attention_norm, ffn_norm = (weights[f"blk.{i}.{name}.weight"] for name in ("attn_norm", "ffn_norm"))
+            output, gate, up, down = others
+            yield cpu.Layer(attention_norm, torch.cat([_scaled(q, shape), k, v]), output, ffn_norm, gate, up, down)
 
-    parts: dict[str, Tensor] = {}
-    for name, members in {
-        "qkv": ("attn_q", "attn_k", "attn_v"),
-        "output": ("attn_output",),
-        "gate": ("ffn_gate",),
-        "up": ("ffn_up",),
-        "down": ("ffn_down",),
-    }.items():
-        rounded = [Int8Weight.of(weight) for weight in layers(*members)]
-        parts[name] = torch.from_numpy(np.stack([weight.values for weight in rounded]))
-        parts[f"{name}_scale"] = torch.from_numpy(np.stack([weight.scale for weight in rounded]))
-    for name, member in {"attention_norm": "attn_norm", "ffn_norm": "ffn_norm"}.items():
-        parts[name] = torch.stack(list(layers(member)))
+    parts = {name: torch.from_numpy(part) for name, part in cpu.Weights.of(layers(), shape.layers)._asdict().items()}
     embedding = weights["token_embd.weight"].float()
-    head = Int8Weight.of(embedding)
+    head = cpu.Int8Weight.of(embedding)
     parts["head"], parts["head_scale"] = torch.from_numpy(head.values), torch.from_numpy(head.scale)
     parts["rows"] = embedding.half()
     return {f"{INT8}{name}": tensor for name, tensor in parts.items()}

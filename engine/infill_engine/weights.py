@@ -35,7 +35,7 @@ from infill_engine.smollm import (
 from infill_engine.tokenizer import BpeCodec
 
 #: Raised when what stands in a prepared file changes.
-_FORMAT = "4"
+_FORMAT = "5"
 
 
 def load(path: Path, prepared: Path, trained: Path | None = None) -> tuple[dict[str, Tensor], BpeCodec]:

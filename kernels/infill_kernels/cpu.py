@@ -6,8 +6,9 @@ in one call without an interpreter between them, and a team of threads shares ea
     y = W x:   y_ro = s_r t_o sum_k X_rk W_ok        W int8, a scale t_o an output; X integers up to `LEVELS`, s_r a row
 
 Products of int8 with int16 accumulate in int32 exactly (127 * 8191 * 2048 < 2^31), so no row depends on what else is
-in its batch, nor on how a pass is cut: bit for bit. Eight-bit activations would be twice as fast at many rows and cost
-0.13 nats a token on code (1.80); these cost 0.002, and at few rows both wait for the weights.
+in its batch, nor on how a pass is cut: bit for bit. A longer row is rounded in segments of `SEGMENT`, each with a step
+of its own, and their sums are added in fp32, in order. Eight-bit activations would be twice as fast at many rows and
+cost 0.13 nats a token on code (1.80); these cost 0.002, and at few rows both wait for the weights.
 
 The loops are written as portable LLVM vectors: x86 turns the pairwise sums into `vpdpwssd` (VNNI) or `vpmaddwd`, others
 into what they have. Compiled at the first use on a machine (some seconds), then kept on disk by numba.
@@ -24,7 +25,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -43,6 +44,10 @@ from infill_kernels.unmask import Allowed, Head, Unmasked, check_temperature
 
 #: The largest integer of a quantised activation.
 LEVELS = 8191
+#: Inputs of a product that are rounded and summed together: as many as 32 bits hold the sum of.
+SEGMENT = 2048
+#: Outputs of a matrix that are rounded at a time, lest a large one lie in memory several times over.
+ROUNDED = 2048
 #: Outputs a tile of a weight; a piece of a product is a tile, of the head `HEAD_CHUNK` outputs.
 OUTS, HEAD_CHUNK = 32, 192
 #: Bytes of a weight that are asked for ahead of their use.
@@ -83,14 +88,16 @@ class Int8Weight(NamedTuple):
     def of(weight: Tensor) -> Int8Weight:
         """Rounds a matrix [O, K] of any floating type, a scale a row."""
         outs, ins = weight.shape
-        assert ins <= 2**31 // (127 * LEVELS), "a sum could leave 32 bits"
-        exact = weight.float().numpy()
-        values = np.zeros((-(-outs // OUTS) * OUTS, ins + ins % 2), np.int8)
-        scale = np.zeros(len(values), np.float32)
-        scale[:outs] = np.maximum(np.abs(exact).max(1) / 127, 1e-12)
-        values[:outs, :ins] = np.rint(exact / scale[:outs, None])
-        tiles = values.reshape(len(values) // OUTS, OUTS, -1, 2)
-        return Int8Weight(np.ascontiguousarray(tiles.transpose(0, 2, 1, 3)), scale)
+        tiles, pairs = -(-outs // OUTS), -(-ins // 2)
+        values, scale = np.zeros((tiles, pairs, OUTS, 2), np.int8), np.zeros(tiles * OUTS, np.float32)
+        for first in range(0, outs, ROUNDED):
+            exact = weight[first : first + ROUNDED].float().numpy()
+            end = first + len(exact)
+            scale[first:end] = np.maximum(np.abs(exact).max(1) / 127, 1e-12)
+            rounded = np.zeros((-(-len(exact) // OUTS), OUTS, pairs, 2), np.int8)
+            rounded.reshape(-1, 2 * pairs)[: len(exact), :ins] = np.rint(exact / scale[first:end, None])
+            values[first // OUTS : -(-end // OUTS)] = rounded.transpose(0, 2, 1, 3)
+        return Int8Weight(values, scale)
 
 
 # Vectors. Each primitive takes raw addresses; `rows` rows share one read of the other operand.
@@ -445,6 +452,20 @@ def _quantise(y: Array, x: Array) -> float:
 
 
 @_compiled
+def _segments(ins: int) -> int:
+    """How many steps a row of so many inputs has."""
+    return (ins + SEGMENT - 1) // SEGMENT
+
+
+@_compiled
+def _quantise_row(y: Array, x: Array, steps: Array, r: int) -> None:
+    """Rounds a row y [K] to integers x [K'], segment by segment; steps[:, r] are what a step of each is worth."""
+    for s in range(_segments(len(x))):
+        first = s * SEGMENT
+        steps[s, r] = _quantise(y[first : first + SEGMENT], x[first : first + SEGMENT])
+
+
+@_compiled
 def _normed(x: Array, weight: Array, eps: float, y: Array) -> None:
     """y = RMSNorm(x) * weight of one row."""
     squares = np.float32(0.0)
@@ -457,33 +478,41 @@ def _normed(x: Array, weight: Array, eps: float, y: Array) -> None:
 
 @_compiled
 def _product(x: Array, steps: Array, w: Array, scale: Array, tile: int, out: Array, at: int, add: bool) -> None:
-    """One tile of the columns of x W^T, written (or added) to out[:, at:] as far as that goes."""
+    """One tile of the columns of x W^T, written (or added) to out[:, at:] as far as that goes. steps: [S, N]."""
     n, k = x.shape
     count = min(OUTS, out.shape[1] - at)
-    room = np.empty((MOST_ROWS, OUTS), np.float32)
+    room = np.empty((2, MOST_ROWS, OUTS), np.float32)
     row = 0
     while row < n:
         left = n - row
         rows = MOST_ROWS if left >= MOST_ROWS else 4 if left >= 4 else 2 if left >= 2 else 1
-        x_at, steps_at = x.ctypes.data + 2 * row * k, steps.ctypes.data + 4 * row
-        for part in range(0, OUTS, AT_ONCE):
-            w_at, scale_at = w.ctypes.data + tile * k * OUTS + 2 * part, scale.ctypes.data + 4 * (tile * OUTS + part)
-            out_at = room.ctypes.data + 4 * part
-            if rows == MOST_ROWS:
-                _tile_most(x_at, k, w_at, k, scale_at, steps_at, out_at)
-            elif rows == 4:
-                _tile4(x_at, k, w_at, k, scale_at, steps_at, out_at)
-            elif rows == 2:
-                _tile2(x_at, k, w_at, k, scale_at, steps_at, out_at)
-            else:
-                _tile1(x_at, k, w_at, k, scale_at, steps_at, out_at)
+        for s in range(_segments(k)):
+            first = s * SEGMENT
+            length, which = min(SEGMENT, k - first), min(s, 1)
+            x_at, steps_at = x.ctypes.data + 2 * (row * k + first), steps.ctypes.data + 4 * (s * n + row)
+            for part in range(0, OUTS, AT_ONCE):
+                w_at = w.ctypes.data + (tile * k + first) * OUTS + 2 * part
+                scale_at = scale.ctypes.data + 4 * (tile * OUTS + part)
+                out_at = room.ctypes.data + 4 * (which * MOST_ROWS * OUTS + part)
+                if rows == MOST_ROWS:
+                    _tile_most(x_at, k, w_at, length, scale_at, steps_at, out_at)
+                elif rows == 4:
+                    _tile4(x_at, k, w_at, length, scale_at, steps_at, out_at)
+                elif rows == 2:
+                    _tile2(x_at, k, w_at, length, scale_at, steps_at, out_at)
+                else:
+                    _tile1(x_at, k, w_at, length, scale_at, steps_at, out_at)
+            if s > 0:
+                for r in range(rows):
+                    for i in range(OUTS):
+                        room[0, r, i] += room[1, r, i]
         for r in range(rows):
             if add:
                 for i in range(count):
-                    out[row + r, at + i] += room[r, i]
+                    out[row + r, at + i] += room[0, r, i]
             else:
                 for i in range(count):
-                    out[row + r, at + i] = room[r, i]
+                    out[row + r, at + i] = room[0, r, i]
         row += rows
 
 
@@ -564,6 +593,7 @@ def _attend(
     here: Array,
     turned: Array,
     scores: Array,
+    gates: Array,
     totals: Array,
     mixed: Array,
 ) -> None:
@@ -603,16 +633,18 @@ def _attend(
         _keys_of_page(here, count, size, keys + page * page_stride, np.float32(0.0), scores, column)
         column += PAGE
     outside = token - own % PAGE
+    unseen = -np.float32(np.inf)
     for r in range(rows):
         i = p.query_token[first_row + r]
-        for j in range(began, column):
-            t = outside + j - began
-            sees = False
-            if token <= t < end:
-                sees = p.enter[t] <= p.enter[i] < p.leave[t] or (p.group[i] > 0 and p.group[t] == p.group[i])
-            gate = np.float32(bias_right) if sees and p.position[t] > p.position[i] else np.float32(0.0)
-            for h in range(r * group, (r + 1) * group):
-                scores[h, j] = scores[h, j] + gate if sees else -np.float32(np.inf)
+        place, here_group, position = p.enter[i], p.group[i], p.position[i]
+        gates[began:column] = unseen
+        for t in range(token, end):
+            sees = (p.enter[t] <= place) & (place < p.leave[t]) | (here_group > 0) & (p.group[t] == here_group)
+            gate = np.float32(bias_right) if p.position[t] > position else np.float32(0.0)
+            gates[began + t - outside] = gate if sees else unseen
+        for h in range(r * group, (r + 1) * group):
+            for j in range(began, column):  # what is not seen may be anything
+                scores[h, j] = scores[h, j] + gates[j] if gates[j] > unseen else unseen
     for h in range(count):
         row = scores.ctypes.data + 4 * h * scores.shape[1]
         totals[h] = _exp(row, column, _max(row, column))
@@ -649,7 +681,7 @@ def _quantise_rows(sync: Array, phase: int, y: Array, x: Array, steps: Array) ->
     """x, steps = y as integers."""
     r = _next(sync, phase)
     while r < len(y):
-        steps[r] = _quantise(y[r], x[r])
+        _quantise_row(y[r], x[r], steps, r)
         _finish(sync, phase)
         r = _next(sync, phase)
     _wait(sync, phase, len(y))
@@ -663,7 +695,7 @@ def _normed_rows(
     r = _next(sync, phase)
     while r < len(x):
         _normed(x[r], weight, eps, row)
-        steps[r] = _quantise(row, out[r])
+        _quantise_row(row, out[r], steps, r)
         _finish(sync, phase)
         r = _next(sync, phase)
     _wait(sync, phase, len(x))
@@ -721,6 +753,7 @@ def _store_rows(
     phase: int,
     p: Any,
     qkv: Array,
+    bias: Array,
     heads: int,
     kv_heads: int,
     size: int,
@@ -729,9 +762,12 @@ def _store_rows(
     values: int,
     page_bytes: int,
 ) -> None:
-    """Rotates queries and keys, and writes keys and values as fp16 into the layer's pages at `keys` and `values`."""
+    """Adds a bias, rotates queries and keys, and writes keys and values as fp16 into the layer's pages at `keys` and
+    `values`."""
     r = _next(sync, phase)
     while r < len(qkv):
+        for i in range(len(bias)):
+            qkv[r, i] += bias[i]
         _turn(qkv[r], qkv[r], heads + kv_heads, size, table, p.position[p.query_token[r]])
         slot = np.int64(p.query_slot[r])
         for g in range(kv_heads):
@@ -771,7 +807,7 @@ def _attend_tiles(
     """attended [N, heads * size]: a task is a tile of rows of one canvas and one key head."""
     group = heads // kv_heads
     canvases = len(p.own_at)
-    totals = np.empty(TILE * group, np.float32)
+    totals, gates = np.empty(TILE * group, np.float32), np.empty(scores.shape[1], np.float32)
     tiles = 0
     for c in range(canvases):
         tiles += _row_tiles(p, c)
@@ -787,7 +823,7 @@ def _attend_tiles(
         at = 2 * g * size * PAGE
         _attend(
             p, c, r, rows, group, size, q, keys + at, values + at, page_bytes, table, bias_right,
-            room[0], room[1], scores, totals, room[2],
+            room[0], room[1], scores, gates, totals, room[2],
         )  # fmt: skip
         for i in range(rows):
             for h in range(group):
@@ -834,7 +870,7 @@ def _layers(
         k, v = keys + at, values + at
         _normed_rows(sync, phase, x, w.attention_norm[i], eps, row, narrow, steps)
         _product_columns(sync, phase + 1, narrow, steps, w.qkv[i], w.qkv_scale[i], qkv, False)
-        _store_rows(sync, phase + 2, p, qkv, heads, kv_heads, size, table, k, v, page_bytes)
+        _store_rows(sync, phase + 2, p, qkv, w.qkv_bias[i], heads, kv_heads, size, table, k, v, page_bytes)
         _attend_tiles(
             sync, phase + 3, p, qkv, heads, kv_heads, size, table, k, v, page_bytes, bias_right,
             room, scores, rooms.attended,
@@ -914,12 +950,29 @@ def _logits(sync: Array, hidden: Array, w: Array, scale: Array, x: Array, steps:
     _product_columns(sync, 1, x, steps, w, scale, out, False)
 
 
+class Layer(NamedTuple):
+    """One layer in any floating type: matrices [O, K]."""
+
+    attention_norm: Tensor
+    #: Of queries, keys and values, one behind the other; the queries' with the scale of the scores in it.
+    qkv: Tensor
+    output: Tensor
+    ffn_norm: Tensor
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+    #: Added to qkv's product: [O].
+    qkv_bias: Tensor | None = None
+
+
 class Weights(NamedTuple):
-    """All layers of a stack, [L, ...] each; numba reads it as it is. Products are `Int8Weight`s, norms fp32."""
+    """All layers of a stack, [L, ...] each; numba reads it as it is. Products are `Int8Weight`s, the rest is fp32."""
 
     attention_norm: Array
     qkv: Array
     qkv_scale: Array
+    #: [L, 0] where there is none.
+    qkv_bias: Array
     output: Array
     output_scale: Array
     ffn_norm: Array
@@ -929,6 +982,27 @@ class Weights(NamedTuple):
     up_scale: Array
     down: Array
     down_scale: Array
+
+    @classmethod
+    def of(cls, layers: Iterable[Layer], count: int) -> Weights:
+        """Rounds `count` layers, one at a time."""
+        parts: dict[str, Array] = {}
+        for i, layer in enumerate(layers):
+            for name, part in _rounded(layer).items():
+                if name not in parts:
+                    parts[name] = np.empty((count, *part.shape), part.dtype)
+                parts[name][i] = part
+        return cls(**parts)
+
+
+def _rounded(layer: Layer) -> dict[str, Array]:
+    """A layer's share of each of `Weights`."""
+    bias = layer.qkv_bias if layer.qkv_bias is not None else torch.empty(0)
+    parts = {"attention_norm": layer.attention_norm, "ffn_norm": layer.ffn_norm, "qkv_bias": bias}
+    arrays: dict[str, Array] = {name: part.float().numpy() for name, part in parts.items()}
+    for name in ("qkv", "output", "gate", "up", "down"):
+        arrays[name], arrays[f"{name}_scale"] = Int8Weight.of(getattr(layer, name))
+    return arrays
 
 
 class _Rooms(NamedTuple):
@@ -942,6 +1016,7 @@ class _Rooms(NamedTuple):
     narrow: Array
     mixed: Array
     wide: Array
+    #: [S, N], for as many segments as the widest of them has.
     steps: Array
 
 
@@ -1081,7 +1156,7 @@ class Int8Stack:
                 narrow=np.empty((n, 2 * w.qkv.shape[2]), np.int16),
                 mixed=np.empty((n, 2 * w.output.shape[2]), np.int16),
                 wide=np.empty((n, 2 * w.down.shape[2]), np.int16),
-                steps=np.empty(n, np.float32),
+                steps=np.empty((_segments(2 * max(w.qkv.shape[2], w.output.shape[2], w.down.shape[2])), n), np.float32),
             ),
         )
         return x
@@ -1098,9 +1173,13 @@ class Int8Head:
         x = hidden.float().contiguous()
         out = torch.empty(len(x), self._vocab)
         w, scale = self._weight
-        room = np.empty((len(x), self._weight.ins), np.int16), np.empty(len(x), np.float32)
-        self._team.run(_logits, 2, x.numpy(), w, scale, *room, out.numpy())
+        self._team.run(_logits, 2, x.numpy(), w, scale, *self._room(len(x)), out.numpy())
         return out
+
+    def _room(self, rows: int) -> tuple[Array, Array]:
+        """For rows as integers, and their steps."""
+        ins = self._weight.ins
+        return np.empty((rows, ins), np.int16), np.empty((_segments(ins), rows), np.float32)
 
     def unmask(self, hidden: Tensor, head: Head, *, temperature: float, allowed: Allowed | None) -> Unmasked:
         """`infill_kernels.unmask` without noise and soft embedding."""
@@ -1126,8 +1205,7 @@ class Int8Head:
             allowed.row.numpy(),
             1 / temperature,
             head.softcap or 0.0,
-            np.empty((n, self._weight.ins), np.int16),
-            np.empty(n, np.float32),
+            *self._room(n),
             out,
             alone=n <= ALONE,
         )

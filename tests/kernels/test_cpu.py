@@ -33,7 +33,7 @@ from test_attention import tree
 cpu = pytest.importorskip("infill_kernels.cpu", reason="numba is not installed")
 pytestmark = pytest.mark.skipif(not cpu.available(), reason="this processor has no int8 kernels")
 
-WIDTH, HEADS, KV_HEADS, SIZE, FFN, EPS = 51, 6, 2, 32, 71, 1e-5
+WIDTH, HEADS, KV_HEADS, SIZE, EPS = 51, 6, 2, 32, 1e-5
 LAYERS = 2
 
 
@@ -50,23 +50,25 @@ def dequantised(rounded, outs, ins):
 class Stack:
     """A random stack in int8, and the same spelled out in torch with the rounded weights."""
 
-    def __init__(self, team):
+    def __init__(self, team, ffn, biased):
         random = torch.Generator().manual_seed(0)
         draw = lambda *size: torch.randn(*size, generator=random) / size[-1] ** 0.5
-        sizes = {
+        norm = lambda: torch.rand(WIDTH, generator=random) + 0.5
+        self.sizes = {
             "qkv": ((HEADS + 2 * KV_HEADS) * SIZE, WIDTH),
             "output": (WIDTH, HEADS * SIZE),
-            "gate": (FFN, WIDTH),
-            "up": (FFN, WIDTH),
-            "down": (WIDTH, FFN),
+            "gate": (ffn, WIDTH),
+            "up": (ffn, WIDTH),
+            "down": (WIDTH, ffn),
         }
-        rounded = {name: [cpu.Int8Weight.of(draw(*size)) for _ in range(LAYERS)] for name, size in sizes.items()}
-        parts = {name: np.stack([w.values for w in of]) for name, of in rounded.items()}
-        parts |= {f"{name}_scale": np.stack([w.scale for w in of]) for name, of in rounded.items()}
-        norms = (torch.rand(2, LAYERS, WIDTH, generator=random) + 0.5).numpy()
-        self.weights = cpu.Weights(attention_norm=norms[0], ffn_norm=norms[1], **parts)
-        self.run = cpu.Int8Stack(self.weights, FFN, HEADS, KV_HEADS, SIZE, EPS, team)
-        self.sizes = sizes
+        layers = []
+        for _ in range(LAYERS):
+            matrices = {name: draw(*size) for name, size in self.sizes.items()}
+            bias = torch.randn(self.sizes["qkv"][0], generator=random) if biased else None
+            layers.append(cpu.Layer(attention_norm=norm(), ffn_norm=norm(), qkv_bias=bias, **matrices))
+        self.biases = [layer.qkv_bias for layer in layers]
+        self.weights = cpu.Weights.of(layers, LAYERS)
+        self.run = cpu.Int8Stack(self.weights, ffn, HEADS, KV_HEADS, SIZE, EPS, team)
         self.rope = Rope(SIZE, 10_000.0, positions=4)
 
     def matrix(self, name, i):
@@ -77,7 +79,7 @@ class Stack:
         for i in range(LAYERS):
             norm = lambda name, i=i: torch.from_numpy(getattr(self.weights, name)[i])
             h = F.rms_norm(x, (WIDTH,), norm("attention_norm"), EPS)
-            qkv = (h @ self.matrix("qkv", i).T).view(len(x), -1, SIZE)
+            qkv = F.linear(h, self.matrix("qkv", i), self.biases[i]).view(len(x), -1, SIZE)
             q = rotate_and_store(qkv, pool.keys[i], pool.values[i], of_pass, self.rope)
             attended = canvas_attention(q, pool.keys[i], pool.values[i], of_pass, self.rope, scale=1.0)
             x = x + attended.reshape(len(x), -1) @ self.matrix("output", i).T
@@ -86,9 +88,10 @@ class Stack:
         return x
 
 
-@pytest.fixture(scope="module")
-def stack(team):
-    return Stack(team)
+#: With a bias and a width of the FFN that is rounded in three segments, or without either.
+@pytest.fixture(scope="module", params=[(71, False), (2 * cpu.SEGMENT + 3, True)], ids=["narrow", "wide"])
+def stack(team, request):
+    return Stack(team, *request.param)
 
 
 def garbage_pool():
@@ -195,9 +198,30 @@ def test_rounding_keeps_the_largest_and_the_zeros():
     assert not values[2:].any()
 
 
-def test_a_sum_that_could_leave_32_bits_is_refused():
-    with pytest.raises(AssertionError, match="32 bits"):
-        cpu.Int8Weight.of(torch.ones(1, 4096))
+@pytest.mark.parametrize("ins", [2 * cpu.SEGMENT, 2 * cpu.SEGMENT + 2, 5001])
+def test_sums_that_would_leave_32_bits_are_exact(team, ins):
+    weight, x = torch.ones(40, ins), torch.ones(3, ins)
+    x[2, -1] = 0.5
+    product = cpu.Int8Head(cpu.Int8Weight.of(weight), 40, team)
+    torch.testing.assert_close(product(x), x @ weight.T, rtol=1e-6, atol=0)
+
+
+def test_an_outlier_coarsens_its_own_segment_only(team):
+    ins = 2 * cpu.SEGMENT
+    weight, x = torch.zeros(1, ins), torch.randn(1, ins, generator=torch.Generator().manual_seed(0))
+    weight[0, cpu.SEGMENT :] = 1.0
+    product = cpu.Int8Head(cpu.Int8Weight.of(weight), 1, team)
+    alone = product(x)
+    x[0, 0] = 1e4
+    assert torch.equal(product(x), alone)
+
+
+def test_a_matrix_is_rounded_alike_however_it_is_cut(monkeypatch):
+    weight = torch.randn(3 * cpu.OUTS + 5, 7, generator=torch.Generator().manual_seed(0))
+    whole = cpu.Int8Weight.of(weight)
+    monkeypatch.setattr(cpu, "ROUNDED", cpu.OUTS)
+    for part, same in zip(cpu.Int8Weight.of(weight), whole, strict=True):
+        assert np.array_equal(part, same)
 
 
 def test_a_team_does_not_wait_for_a_helper_that_is_late():
