@@ -107,6 +107,8 @@ class Gap:
     closes: Closes = "line"
     #: What the gap has to bring itself to close what it is in: a bracket, a quote, a keyword; "" where none is missing.
     closer: str = ""
+    #: What the string or comment around the gap ends with, behind the gap on its own line; "" elsewhere.
+    quote: str = ""
     #: What the document indents by: spaces, or a tab.
     indent_unit: str = "    "
     #: First and last row of the innermost definition around the gap, None outside of definitions.

@@ -3,8 +3,8 @@
 The mirror holds the client's text byte for byte. Only `\\n`, `\\r\\n` and `\\r` end a line, as LSP says;
 whatever else Python's `splitlines` would split at is text. It also keeps a syntax tree, parsed when a snapshot is
 taken, and only where the lines differ from those parsed before. A parse that is long goes on in a thread, and the
-tree is there for a later snapshot. Where the cursor stands in a piece of another language (a fence, a script), the
-snapshot is of that language, with a tree of the piece.
+tree is there for a later snapshot. Where the cursor stands in a piece of another language (a fence, a script, a script
+in a fence), the snapshot is of that language, with a tree of the piece.
 
 It does not know which documents are open, nor what a gap is. It is not thread-safe; the snapshots are.
 """
@@ -34,6 +34,9 @@ from infill_lsp.languages import Injection
 FIRST_PARSE_S = 0.02
 PARSE_S = 0.006
 
+#: Languages in one another, beyond the document's own: a fence with HTML, and a script in that.
+MAX_DEPTH = 2
+
 #: Row, and bytes of it.
 Point = tuple[int, int]
 Piece = tuple[Point, Point]
@@ -62,8 +65,8 @@ class Document:
         self.version = version
         self._lines, self._ends = _split(text)
         self._eol = _most_frequent(self._ends)
-        #: The trees of the document's own language and of those embedded in it, as far as they have a grammar.
-        self._syntaxes: dict[str, _Syntax | None] = {}
+        #: The trees of the document's own language (depth 0) and of those embedded in it, where they have a grammar.
+        self._syntaxes: dict[tuple[int, str], _Syntax | None] = {}
 
     @property
     def lines(self) -> Sequence[str]:
@@ -93,11 +96,14 @@ class Document:
         row, column = _place(self._lines, types.Position(line, character), encoding)
         lines = tuple(self._lines)
         language, within = self.language, None
-        tree = self._tree(language, lines, None, wait)
-        if tree is not None and (found := _embedded(self.language, tree, lines, row, column)):
+        tree = self._tree(0, language, lines, None, wait)
+        for depth in range(1, MAX_DEPTH + 1):
+            found = tree and _embedded(language, tree, lines, row, column)
+            if not found:
+                break
             language = found.language
             within = found.piece[0][0], found.piece[1][0]
-            tree = self._tree(language, lines, found.piece, wait)
+            tree = self._tree(depth, language, lines, found.piece, wait)
         return Snapshot(
             uri=self.uri,
             version=self.version,
@@ -110,11 +116,11 @@ class Document:
             within=within,
         )
 
-    def _tree(self, language: str, lines: tuple[str, ...], piece: Piece | None, wait: bool) -> Tree | None:
-        if language not in self._syntaxes:
+    def _tree(self, depth: int, language: str, lines: tuple[str, ...], piece: Piece | None, wait: bool) -> Tree | None:
+        if (depth, language) not in self._syntaxes:
             grammar = languages.grammar(language)
-            self._syntaxes[language] = _Syntax(grammar) if grammar else None
-        syntax = self._syntaxes[language]
+            self._syntaxes[depth, language] = _Syntax(grammar) if grammar else None
+        syntax = self._syntaxes[depth, language]
         return syntax.tree(lines, piece, wait) if syntax else None
 
     def _replace(self, span: types.Range, text: str, encoding: str) -> None:

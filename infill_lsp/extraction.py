@@ -56,8 +56,10 @@ SCHEMES = frozenset({"file", "untitled", "vscode-notebook-cell", "vscode-remote"
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 #: What begins a line that closes something.
 _CLOSERS = (")", "]", "}", "</")
-#: How comments of several lines begin, in any language.
-_BLOCK_COMMENTS = ("/*", "<!--", "{-", "(*", "#=", "--[", "=begin")
+#: How comments of several lines begin and end, in any language.
+_BLOCK_COMMENTS = {
+    "/*": "*/", "<!--": "-->", "{-": "-}", "(*": "*)", "#=": "=#", "--[": "]]", "=begin": "=end",
+}  # fmt: skip
 #: How a line begins that belongs to the definition below it, in any language.
 _ATTRIBUTES = ("@", "#[", "[<")
 #: Openers that a line goes on after, where the cursor is still in it: `x = |`.
@@ -65,6 +67,8 @@ _GOES_ON = frozenset({"=", "->", "=>"})
 #: Code in a string that has begun and not ended, in any language.
 _INTERPOLATED = re.compile(r"[$#\\][{(][^{}()]*$|[$f]\"[^\"]*\{[^{}]*$")
 _WORD = re.compile(r"\w+")
+#: How a string ends whose grammar has no name for that.
+_QUOTE = re.compile(r"[\"'`]+#*$|[^\w\s]$")
 
 
 def cut(snapshot: Snapshot, trigger: Trigger) -> Gap | Silence:
@@ -83,6 +87,7 @@ def cut(snapshot: Snapshot, trigger: Trigger) -> Gap | Silence:
         min_indent=shape.min_indent,
         closes=shape.closes,
         closer=shape.closer,
+        quote=shape.quote,
         indent_unit=_indent_unit(snapshot),
         definition=_definition(snapshot),
     )
@@ -144,6 +149,7 @@ class _Shape:
     min_indent: int | None
     closes: Closes
     closer: str = ""
+    quote: str = ""
 
 
 def _shape(snapshot: Snapshot) -> _Shape:
@@ -184,6 +190,7 @@ def _text_shape(snapshot: Snapshot) -> _Shape | None:
     language = languages.of(snapshot.language)
     node = _text_node(snapshot)
     kind: Kind
+    quote = ""
     if node is None:
         opened = _open_text(snapshot)
         if not opened:
@@ -197,9 +204,10 @@ def _text_shape(snapshot: Snapshot) -> _Shape | None:
         kind, closer = "comment" if node.type in language.comments else "string", ""
         first = snapshot.lines[node.start_point.row]
         ends_here = node.end_point.row == snapshot.row and not (kind == "comment" and _is_line_comment(node))
+        quote = _quote(node) if ends_here else ""
     if first.lstrip().startswith(language.docs):
         kind = "docstring"
-    return _Shape(kind, 1, None, "closer" if ends_here else "line", closer)
+    return _Shape(kind, 1, None, "closer" if ends_here else "line", closer, quote)
 
 
 def _empty_body(snapshot: Snapshot, above: int | None, below: int | None, column: int) -> _Shape | None:
@@ -397,7 +405,21 @@ def _is_quoted(node: Node) -> bool:
 
 
 def _is_line_comment(node: Node) -> bool:
-    return not (node.text or b"").decode("utf-8", "replace").startswith(_BLOCK_COMMENTS)
+    return not (node.text or b"").decode("utf-8", "replace").startswith(tuple(_BLOCK_COMMENTS))
+
+
+def _quote(node: Node) -> str:
+    """What a string, or a comment of several lines, ends with."""
+    text = (node.text or b"").decode("utf-8", "replace")
+    for opener, closer in _BLOCK_COMMENTS.items():
+        if text.startswith(opener):
+            return closer
+    last = node.child(node.child_count - 1) if node.child_count else None
+    token = (last.text or b"").decode("utf-8", "replace") if last is not None else ""
+    if token and not any(map(is_word, token)):
+        return token
+    quote = _QUOTE.search(text)
+    return quote[0] if quote else ""
 
 
 def _open_text(snapshot: Snapshot) -> str:

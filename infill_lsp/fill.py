@@ -278,7 +278,7 @@ class _Filling:
         found = edit(snapshot, gap, candidate, parse_check=self._parse_check, over_tail=False)
         if not isinstance(found, Edit):
             return None
-        options = cuts(shown(tidied(snapshot, candidate), found.text), gap.kind)
+        options = cuts(shown(tidied(snapshot, gap, candidate), found.text), gap.kind)
         sure = fitted().confidence(options[-1]) if options else 0.0
         return Filled(site.span, site.lead + found.text, sure)
 

@@ -61,7 +61,7 @@ def edit(
     """
     if _FORBIDDEN.search(candidate.text):
         return Silence("the text holds characters that no document gains by")
-    tidy = tidied(snapshot, candidate)
+    tidy = tidied(snapshot, gap, candidate)
     for measure in measures(snapshot):
         place = _Place.of(snapshot, measure)
         with suppress(TooSlow):
@@ -85,7 +85,7 @@ def to_end(snapshot: Snapshot, gap: Gap, candidate: Candidate) -> str:
     raise AssertionError("counting is never too slow")
 
 
-def tidied(snapshot: Snapshot, candidate: Candidate) -> Candidate:
+def tidied(snapshot: Snapshot, gap: Gap, candidate: Candidate) -> Candidate:
     """The candidate up to the first special token that the document does not name itself, with the document's
     indentation, without space at the ends of its lines, and without blank lines before its first where the cursor has a
     line to itself. Its offsets are those of the new text."""
@@ -96,7 +96,7 @@ def tidied(snapshot: Snapshot, candidate: Candidate) -> Candidate:
             break
     skipped = len(text) - len(text.lstrip("\n")) if snapshot.head.isspace() else 0
     lines = text[skipped:].split("\n")
-    indent = _Indent.between(lines, snapshot)
+    indent = _Indent.between(lines, snapshot, gap.indent_unit)
     pieces: list[str] = []
     #: Where each place of the old text is in the new one.
     places = [0] * skipped
@@ -131,16 +131,20 @@ class _Indent:
     level: str
 
     @classmethod
-    def between(cls, lines: Sequence[str], snapshot: Snapshot) -> _Indent:
-        """For the lines of a text; the first goes on behind the cursor."""
+    def between(cls, lines: Sequence[str], snapshot: Snapshot, unit: str) -> _Indent:
+        """For the lines of a text, the first of which goes on behind the cursor, in a document that indents by `unit`.
+
+        Where no line near is indented, a language that indents by tabs gets them.
+        """
         row = snapshot.row
         near = [*snapshot.lines[max(0, row - NEIGHBOURS) : row + 1 + NEIGHBOURS]]
         margins = {margin for line in near if (margin := line[: len(line) - len(line.lstrip(" \t"))])}
         own = {margin for line in lines[1:] if line.strip() and (margin := line[: len(line) - len(line.lstrip(" \t"))])}
-        if margins and all(set(margin) == {"\t"} for margin in margins) and any(" " in margin for margin in own):
+        used = set("".join(margins)) or {unit}
+        if used == {"\t"} and any(" " in margin for margin in own):
             return cls(4 if all(len(margin.expandtabs(4)) % 4 == 0 for margin in own) else 2, "\t")
-        if margins and all(set(margin) == {" "} for margin in margins) and any("\t" in margin for margin in own):
-            return cls(8, " " * min(min(map(len, margins)), 8))
+        if margins and used == {" "} and any("\t" in margin for margin in own):
+            return cls(8, unit if unit != "\t" else " " * min(min(map(len, margins)), 8))
         return cls(None, "")
 
     def of_margin(self, margin: str) -> str:
@@ -186,6 +190,7 @@ def _fitted(tidy: Candidate, gap: Gap, place: _Place, over_tail: bool) -> Edit |
     """What of the text belongs at the cursor, LF only."""
     text = _to_best_end(tidy, gap, place)
     text = _within_limits(text, gap)
+    text = _to_own_closer(text, gap, place)
     text = _without_doubled_indentation(text, place)
     written = text
     text = _without_repetition(text, place)
@@ -194,6 +199,7 @@ def _fitted(tidy: Candidate, gap: Gap, place: _Place, over_tail: bool) -> Edit |
     text = _to_closed_brackets(text, place)
     whole, text = text, _to_stray_closer(text, place)
     replaced = _replaced_tail(whole, text, place) if over_tail else ""
+    text = text if replaced else _within_quotes(text, gap, place)
     text = _without_trailing_space(whole if replaced else text, place)
     if _NOISE.fullmatch(text):
         return Silence(_why_noise(tidy.text, written, text))
@@ -234,6 +240,30 @@ def _within_limits(text: str, gap: Gap) -> str:
     first, *later = text.split("\n")[: gap.max_lines]
     least = gap.min_indent or 0
     return "\n".join([first, *takewhile(lambda line: not line.strip() or indentation(line) >= least, later)])
+
+
+def _to_own_closer(text: str, gap: Gap, place: _Place) -> str:
+    """The lines up to the one that closes what the gap is in, where that is missing: what follows it belongs elsewhere,
+    however well it reads."""
+    if gap.closes != "closer" or not gap.closer or gap.max_lines == 1:
+        return text
+    lines = (place.head + text).split("\n")
+    for row, line in enumerate(lines):
+        begun, rest = line.lstrip()[: len(gap.closer)], line.lstrip()[len(gap.closer) :]
+        is_whole = not (is_word(begun[-1:]) and is_word(rest[:1]))
+        closes = begun == gap.closer and is_whole and indentation(line) <= (gap.min_indent or 0)
+        if closes and not _unclosed(line):  # `} else {` goes on.
+            return "\n".join(lines[: row + 1])[len(place.head) :]
+    return text
+
+
+def _within_quotes(text: str, gap: Gap, place: _Place) -> str:
+    """The text before what ends the string or comment that the gap is in: that stands behind the cursor already, and a
+    text that leaves it and enters another one reads as well."""
+    for found in re.finditer(re.escape(gap.quote), text) if gap.quote else ():
+        if place.damage(text[: found.start()]) <= place.damage(text):
+            return text[: found.start()]
+    return text
 
 
 def _without_doubled_indentation(text: str, place: _Place) -> str:

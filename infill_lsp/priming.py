@@ -1,8 +1,9 @@
 """Chooses the pieces of the workspace that may help to fill a gap.
 
-First come definitions of what the file imports and uses near the gap; then the chunks that are best by BM25 for the
-rarest words near the gap, a little ahead if they are of the same folder, open, or written lately. What the model sees
-anyway, and what says the same again, is left out.
+First come definitions of what the file imports and uses near the gap, or in the header of the definition around it,
+whose names are in scope however far above it stands; then the chunks that are best by BM25 for the rarest words near
+the gap, a little ahead if they are of the same folder, open, or written lately. What the model sees anyway, and what
+says the same again, is left out.
 
 It does not know what a model makes of it, nor how many of them fit.
 """
@@ -27,6 +28,8 @@ from infill_lsp.index import Index, Seen
 
 #: Lines above and below the cursor whose words are asked for.
 ABOVE, BELOW = 20, 6
+#: Lines of the definition around the cursor, from its first one, that say what is in scope: types of parameters.
+HEADER = 3
 #: Words that are asked for at most, the rarest ones, and how many chunks all of them together may be in: BM25 looks at
 #: each of these, some 2 us a chunk, and frequent words say little.
 MOST_WORDS, MOST_CHUNKS = 8, 800
@@ -60,7 +63,8 @@ def retrieve(index: Index, snapshot: Snapshot, gap: Gap, limit: int) -> list[Sni
     until = time.monotonic() + BUDGET_S
     shown = _lines(gap.prefix[-SEEN_ABOVE:] + gap.head + gap.tail + gap.suffix[:SEEN_BELOW])
     chosen: list[Snippet] = []
-    for snippet in chain(_imported(index, snapshot, near, seen, until), _similar(index, near, seen, until)):
+    scope = _header(snapshot, gap) + near
+    for snippet in chain(_imported(index, snapshot, scope, seen, until), _similar(index, near, seen, until)):
         if len(chosen) >= limit:
             break
         lines = _lines(snippet.text)
@@ -183,6 +187,15 @@ def _near(gap: Gap) -> str:
     above = gap.prefix.rsplit("\n", 1 + ABOVE)[-1 - ABOVE :]
     below = gap.suffix.split("\n", 1 + BELOW)[: 1 + BELOW]
     return "\n".join(above) + gap.head + "\n" + gap.tail + "\n".join(below)
+
+
+def _header(snapshot: Snapshot, gap: Gap) -> str:
+    """The first lines of the definition around the cursor, those that are not near anyway."""
+    if gap.definition is None:
+        return ""
+    first = gap.definition[0]
+    lines = snapshot.lines[first : min(first + HEADER, snapshot.row - ABOVE)]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _lines(text: str) -> set[str]:

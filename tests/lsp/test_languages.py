@@ -89,6 +89,16 @@ def test_what_is_missing_at_a_cursor(cursor: Cursor) -> None:
     assert said(gap, snapshot.language) == cursor.expected
 
 
+@pytest.mark.parametrize("cursor", CURSORS, ids=[f"{cursor.language}: {cursor.name}" for cursor in CURSORS])
+def test_a_string_and_a_comment_say_what_ends_them_behind_the_cursor(cursor: Cursor) -> None:
+    if languages.grammar(cursor.language) is None:
+        pytest.skip(f"{LANGUAGES[cursor.language].package} is not installed")
+    gap = cut(cursor.snapshot(), "automatic")
+    assert isinstance(gap, Gap), gap
+    assert bool(gap.quote) == (gap.kind in ("string", "comment", "docstring") and gap.closes == "closer")
+    assert gap.quote in gap.tail
+
+
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_grammar_counts_only_with_its_table(language: str) -> None:
     names = [cursor.name for cursor in table(language)]

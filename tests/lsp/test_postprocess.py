@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from infill_engine.protocol import Candidate, End
 from marked import at
 
+from infill_lsp import languages
 from infill_lsp.core import Edit, Gap, Silence, Snapshot
 from infill_lsp.extraction import BLOCK_END_LINES, cut
 from infill_lsp.postprocess import edit
@@ -54,6 +55,9 @@ def result(source: str, candidate: str | Candidate) -> str | None:
         ("f(g[|)", "0])", "f(g[0])"),
         ("f(|)", "a).g(b)", "f(a).g(b)"),
         ("if x|:", " > 1:", "if x > 1:"),
+        ('print("a|")', 'b", end="', 'print("ab")'),
+        ('print("it\'s |")', "Tom's", "print(\"it's Tom's\")"),
+        ("x = f'{|}'", 'd["a"]', "x = f'{d[\"a\"]}'"),
         ("call(a, |, c)", "b, c)", "call(a, b, c)"),
         ("call(a, |, c)", "b", "call(a, b, c)"),
         ("f(|) + 1", "a) + 1", "f(a) + 1"),
@@ -354,3 +358,46 @@ def test_an_edit_changes_nothing_else(
     below = len(snapshot.lines) - row - 1
     assert document[len(document) - below :] == list(snapshot.lines[row + 1 :])
     assert document[len(document) - below - 1].endswith(snapshot.lines[row][change.end :])
+
+
+@pytest.mark.parametrize(
+    ("language", "source", "candidate", "expected"),
+    [
+        ("ruby", "def f(a)\n  |", "a + 1\nend\n\ndef g\n  2\nend", "def f(a)\n  a + 1\nend"),
+        ("ruby", "def f(a)\n  |", "a.map do\n    1\n  end\nend\nf(1)", "def f(a)\n  a.map do\n    1\n  end\nend"),
+        ("c", "void f() {\n    |", "a();\n}\n\nvoid g() {\n}", "void f() {\n    a();\n}"),
+        (
+            "c",
+            "void f() {\n    |",
+            "if (a) {\n        b();\n    }\n}",
+            "void f() {\n    if (a) {\n        b();\n    }\n}",
+        ),
+        ("c", "if (a) {\n    |", "b();\n} else {\n    c();\n}", "if (a) {\n    b();\n} else {\n    c();\n}"),
+        ("bash", "for a in b; do\n  |", "c\ndone\nd", "for a in b; do\n  c\ndone"),
+    ],
+)
+def test_a_body_whose_closer_is_missing_ends_with_it(language: str, source: str, candidate: str, expected: str) -> None:
+    if languages.grammar(language) is None:
+        pytest.skip("the grammar is not installed")
+    snapshot = at(source, language)
+    gap = cut(snapshot, "invoked")
+    assert isinstance(gap, Gap)
+    change = edit(snapshot, gap, Candidate(candidate))
+    assert isinstance(change, Edit), change
+    assert applied(snapshot, change) == expected
+
+
+def test_a_text_in_tabs_gets_the_documents_unit_also_where_all_lines_near_are_deep() -> None:
+    deep = "class A:\n    class B:\n        def f(self):\n" + "            self.a()\n" * 40
+    _, change = edit_at(deep + "            if a:\n                |", "b()\n\t\t\t\tif c:\n\t\t\t\t\td()")
+    assert isinstance(change, Edit)
+    assert change.text.split("\n")[1:] == ["                if c:", "                    d()"]
+
+
+def test_a_language_that_indents_by_tabs_gets_them_in_a_document_without_any() -> None:
+    snapshot = at("package main\n\nfunc main() {|", "go")
+    gap = cut(snapshot, "invoked")
+    assert isinstance(gap, Gap)
+    change = edit(snapshot, gap, Candidate("\n    if a {\n        b()\n    }\n}"))
+    assert isinstance(change, Edit)
+    assert change.text == "\n\tif a {\n\t\tb()\n\t}\n}"

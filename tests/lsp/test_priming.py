@@ -169,3 +169,13 @@ def test_only_the_rarest_words_are_asked_for() -> None:
 )
 def test_names_of_other_modules_near_the_gap(imports: str, near: str, found: dict[str, tuple[str, str]]) -> None:
     assert used(at(f"{imports}\n|"), near) == found
+
+
+def test_what_the_header_of_the_definition_names_is_in_scope_however_far_above_it_is(project: Project) -> None:
+    project.write("shop/cart.py", "class Cart:\n    def add(self, item):\n        self.items.append(item)\n")
+    body = "".join(f"    a{number} = {number}\n" for number in range(40))
+    start = "from shop.cart import Cart\n\n\n"
+    best, *_ = project.retrieve(f"{start}def checkout(basket: Cart):\n{body}    basket.|\n")
+    assert (best.path, best.why) == ("shop/cart.py", "Cart is imported, and used here")
+    outside = project.retrieve(f"{start}def checkout(basket: Cart):\n{body}\n\nbasket.|\n")
+    assert all("imported" not in snippet.why for snippet in outside)
