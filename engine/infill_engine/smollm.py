@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -29,16 +29,15 @@ from infill_kernels import (
     Placed,
     Plan,
     Rope,
-    canvas_attention,
     moved,
     plan,
-    rotate_and_store,
 )
 from infill_kernels.fp8 import Fp8Linear
 from torch import Tensor
 
 from infill_engine import cuda
 from infill_engine.core import Canvas, ContextKV, Contexts, Facts, ModelError, agreement
+from infill_engine.decoder import KV, Decoder, FloatStack, Layer, Product, Stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,90 +81,29 @@ GPU_POSITIONS = 1 << 15
 _MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 
 
-class _Stack(Protocol):
-    """The layers as one function, in one serving type."""
-
-    def __call__(self, x: Tensor, plan: Plan, pool: KVPool, rope: Rope, first: int, end: int) -> Tensor:
-        """The residual stream [N, width] after layers `first` to `end` - 1; keys and values go into the pool."""
-
-
-#: A product with one matrix: x [N, K] -> [N, O].
-_Product = Callable[[Tensor], Tensor]
-
-
-class _DenseStack:
-    """The layers in a floating type, by torch and the kernels that suit the device."""
-
-    def __init__(
-        self,
-        weights: Mapping[str, Tensor],
-        shape: Shape,
-        dtype: torch.dtype,
-        device: torch.device,
-        product: Callable[[Tensor], _Product],
-    ) -> None:
-        """product: makes one of a matrix [O, K]."""
-        self._shape = shape
-        self._layers: list[tuple[Tensor, Tensor, _Product, _Product, _Product, _Product]] = []
-        for i in range(shape.layers):
-            q, k, v, output, gate, up, down = (weights[f"blk.{i}.{name}.weight"] for name in _MATRICES)
-            attention_norm, ffn_norm = (
-                weights[f"blk.{i}.{name}.weight"].to(device, dtype) for name in ("attn_norm", "ffn_norm")
-            )
-            matrices = torch.cat([_scaled(q, shape), k, v]), output, torch.cat([gate, up]), down
-            to_qkv, to_output, to_gate_up, to_down = map(product, matrices)
-            self._layers.append((attention_norm, ffn_norm, to_qkv, to_output, to_gate_up, to_down))
-
-    def __call__(self, x: Tensor, plan: Plan, pool: KVPool, rope: Rope, first: int, end: int) -> Tensor:
-        shape = self._shape
-        for i in range(first, end):
-            attention_norm, ffn_norm, to_qkv, to_output, to_gate_up, to_down = self._layers[i]
-            keys, values = pool.keys[i], pool.values[i]
-            qkv = to_qkv(normed(x, attention_norm, shape)).view(len(x), -1, shape.head_size)
-            q = rotate_and_store(qkv, keys, values, plan, rope)
-            attended = canvas_attention(q, keys, values, plan, rope, scale=1.0)
-            x = x + to_output(attended.view(len(x), -1))
-            gate, up = to_gate_up(normed(x, ffn_norm, shape)).chunk(2, -1)
-            x = x + to_down(F.silu(gate) * up)
-        return x
+def _layers(
+    weights: Mapping[str, Tensor],
+    shape: Shape,
+    dtype: torch.dtype,
+    device: torch.device,
+    product: Callable[[Tensor], Product],
+) -> Iterator[Layer]:
+    """The layers in a floating type; product: makes one of a matrix [O, K]."""
+    for i in range(shape.layers):
+        q, k, v, output, gate, up, down = (weights[f"blk.{i}.{name}.weight"] for name in _MATRICES)
+        attention_norm, ffn_norm = (
+            weights[f"blk.{i}.{name}.weight"].to(device, dtype) for name in ("attn_norm", "ffn_norm")
+        )
+        matrices = torch.cat([_scaled(q, shape), k, v]), output, torch.cat([gate, up]), down
+        to_qkv, to_output, to_gate_up, to_down = map(product, matrices)
+        yield Layer(attention_norm, to_qkv, to_output, ffn_norm, to_gate_up, to_down)
 
 
-def _products(dtype: str, floating: torch.dtype, device: torch.device) -> Callable[[Tensor], _Product]:
-    """What makes the products of a `_DenseStack`."""
+def _products(dtype: str, floating: torch.dtype, device: torch.device) -> Callable[[Tensor], Product]:
+    """What makes the products of a floating stack."""
     if dtype == "fp8":
         return partial(Fp8Linear, device=device)
     return lambda weight: partial(F.linear, weight=weight.to(device, floating))
-
-
-@dataclass(frozen=True, slots=True)
-class _Forward:
-    """The model from ids to hidden rows, on one device."""
-
-    stack: _Stack
-    embedding: Tensor
-    norm: Tensor
-    shape: Shape
-    #: Of the residual stream.
-    dtype: torch.dtype
-    pool: KVPool
-    rope: Rope
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        """The residual stream [N, width] before the first layer, of ids [N]."""
-        return F.embedding(tokens, self.embedding).to(self.dtype)
-
-    def layers(self, x: Tensor, of_pass: Plan, first: int, end: int) -> Tensor:
-        """The residual stream after layers `first` to `end` - 1."""
-        return self.stack(x, of_pass, self.pool, self.rope, first, end)
-
-    def __call__(self, tokens: Tensor, of_pass: Plan) -> Tensor:
-        """All of it: ids [N] to the rows [N, width] of the final norm."""
-        return normed(self.layers(self.embed(tokens), of_pass, 0, self.shape.layers), self.norm, self.shape)
-
-
-def normed(x: Tensor, weight: Tensor, shape: Shape) -> Tensor:
-    """RMSNorm of rows [N, width]."""
-    return F.rms_norm(x, (shape.width,), weight, shape.eps)
 
 
 def _scaled(q: Tensor, shape: Shape) -> Tensor:
@@ -196,52 +134,11 @@ def quantised(weights: Mapping[str, Tensor], shape: Shape = SMOLLM2) -> dict[str
 INT8 = "int8."
 
 
-class _KV:
-    """Keys (rotated at 0, 1, 2, ...) and values of one run of tokens, in pages of a pool, to which they return."""
-
-    def __init__(self, pool: KVPool) -> None:
-        self.length = 0
-        self.pages: list[int] = []
-        #: Follows what writes into the pages on another stream than that of requests.
-        self.written: torch.cuda.Event | None = None
-        self._pool = pool
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.pages) * self._pool.page_bytes
-
-    def truncate(self, length: int) -> None:
-        self.length = min(self.length, length)
-        self._give(-(-self.length // PAGE))
-
-    def reserve(self, length: int) -> None:
-        """Room for `length` tokens. Raises `MemoryError` where the pool has no more."""
-        while len(self.pages) * PAGE < length:
-            self.pages.append(self._pool.take())
-
-    def settle(self) -> None:
-        """Lets the current stream wait for what is being written."""
-        if self.written is not None:
-            self.written.wait()
-            self.written = None
-
-    def _give(self, kept: int) -> None:
-        """Gives the pages back but the first `kept`. Whoever takes them next may write at once."""
-        if self.written is not None and len(self.pages) > kept:
-            self.written.synchronize()
-            self.written = None
-        self._pool.give(self.pages[kept:])
-        del self.pages[kept:]
-
-    def __del__(self) -> None:
-        self._give(0)
-
-
 @dataclass(slots=True)
 class _State:
     """The canvas's known tokens and their keys and values (rotated at absolute positions), kept from pass to pass."""
 
-    kv: _KV
+    kv: KV
     tokens: list[int]
 
 
@@ -271,7 +168,7 @@ class SmolDenoiser:
         banned = torch.zeros(shape.vocab, dtype=torch.bool)
         banned[:SPECIALS] = True
         banned[END_ID] = False
-        stack: _Stack
+        stack: Stack
         if dtype == "int8":
             from infill_kernels import cpu
 
@@ -284,7 +181,8 @@ class SmolDenoiser:
             rows = weights[f"{INT8}rows"]
             self.head = Head(rows, banned=banned, project=cpu.Int8Head(head, shape.vocab, team))
         else:
-            stack = _DenseStack(weights, shape, floating, self._device, _products(dtype, floating, self._device))
+            layers = _layers(weights, shape, floating, self._device, _products(dtype, floating, self._device))
+            stack = FloatStack([*layers], shape.head_size, shape.eps, scale=1.0)
             self.head = Head(weights["token_embd.weight"].to(self._device, floating), banned=banned)
         kept = torch.float16 if dtype == "int8" else floating
         sizes = (shape.layers, shape.kv_heads, shape.head_size)
@@ -292,7 +190,7 @@ class SmolDenoiser:
         pages = max(4, cache_bytes // page_bytes)
         self._pool = KVPool(*sizes, pages, kept, self._device, transposed=dtype == "int8")
         norm = weights["output_norm.weight"].to(self._device, floating)
-        self._forward = _Forward(stack, self.head.weight, norm, shape, floating, self._pool, rope)
+        self._forward = Decoder(stack, shape.layers, self.head.weight, norm, shape.eps, floating, self._pool, rope)
         self._graphed = cuda.Graphed(self._forward, rope, self._device) if on_gpu else None
         self._behind = cuda.Behind(self._device) if on_gpu else None
 
@@ -304,7 +202,7 @@ class SmolDenoiser:
     def encode(
         self, tokens: Sequence[int], kv: ContextKV | None, ahead: bool = False
     ) -> Generator[None, None, ContextKV]:
-        own = cast(_KV, kv) if kv is not None else _KV(self._pool)
+        own = cast(KV, kv) if kv is not None else KV(self._pool)
         n, done = len(tokens), own.length
         if n == 0:
             return own
@@ -314,7 +212,7 @@ class SmolDenoiser:
         part = Part(range(done, done + n), chain, [LEFT] * n, n, own.pages, done, before)
         with self._writing(own, ahead):
             of_pass, x = plan([part], 0.0, self._device), self._forward.embed(moved(torch.tensor(tokens), self._device))
-        layers = self._forward.shape.layers
+        layers = self._forward.depth
         for first in range(0, layers, GROUP):
             with self._writing(own, ahead):
                 x = self._forward.layers(x, of_pass, first, min(first + GROUP, layers))
@@ -325,7 +223,7 @@ class SmolDenoiser:
         return own
 
     @contextlib.contextmanager
-    def _writing(self, kv: _KV, ahead: bool) -> Iterator[None]:
+    def _writing(self, kv: KV, ahead: bool) -> Iterator[None]:
         """What is launched within writes into `kv`: behind the requests' work if it is ahead of need."""
         if ahead and self._behind is not None:
             with self._behind.work() as kv.written:
@@ -382,7 +280,7 @@ class SmolDenoiser:
         predicts the frontier, and the state after the pass."""
         tree = canvas.tree(MASK_ID)
         chain = [*canvas.left, *canvas.committed, *canvas.proposal]
-        kv = state.kv if state is not None else _KV(self._pool)
+        kv = state.kv if state is not None else KV(self._pool)
         done = 0
         if state is not None:  # what is known stays; a proposal that proved wrong is written over
             done = min(agreement(state.tokens, chain), tree.frontier)
@@ -394,7 +292,7 @@ class SmolDenoiser:
 
     def _placed(self, canvas: Canvas, contexts: Contexts) -> list[Placed]:
         """The contexts where they stand for a canvas, ready to be read."""
-        prefix, blocks = cast(_KV, contexts.prefix), cast(Sequence[_KV], contexts.blocks)
+        prefix, blocks = cast(KV, contexts.prefix), cast(Sequence[KV], contexts.blocks)
         for kv in (prefix, *blocks):
             kv.settle()
         placed = [Placed(prefix.pages, 0, canvas.origin)]

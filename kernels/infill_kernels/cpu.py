@@ -50,6 +50,8 @@ SEGMENT = 2048
 ROUNDED = 2048
 #: Outputs a tile of a weight; a piece of a product is a tile, of the head `HEAD_CHUNK` outputs.
 OUTS, HEAD_CHUNK = 32, 192
+#: What the size of a head is a multiple of.
+HEAD_SIZES = 32
 #: Bytes of a weight that are asked for ahead of their use.
 AHEAD = 1024
 #: Rows up to which one thread reads the head: two were 0.2 ms faster at one row (of 1.3), and took 36 to 64 ms beside
@@ -1126,7 +1128,7 @@ class Int8Stack:
         assert pool.keys.stride(-2) == 1, "the pool's keys are transposed"
         assert pool.keys.shape[2:] == (self.kv_heads, PAGE, self.head_size), "the pool is of another model"
         assert n == len(plan.query_token) == int(plan.query_start[-1]), "the plan is of another pass"
-        assert self.head_size % 32 == 0
+        assert self.head_size % HEAD_SIZES == 0
         rope.reserve(plan.positions)
         x = x.clone(memory_format=torch.contiguous_format)
         outs = (self.heads + 2 * self.kv_heads) * self.head_size

@@ -7,13 +7,16 @@ one a pass, without blocks, since the gap is one. Its length is asked for by CAL
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from infill_engine.checkpoint import Weights
 from infill_engine.core import Facts, OpenFacts
-from infill_engine.families.masked import EXACT, Caching, MaskedDenoiser, Names, Shape, number, special
+from infill_engine.families.masked import CACHE_BYTES, EXACT, Caching, MaskedDenoiser, Names, Shape, number, special
 from infill_engine.lengths import CANDIDATES, PUBLISHED_BIAS
 from infill_engine.policy import StepsPolicy
+
+if TYPE_CHECKING:  # it brings numba
+    from infill_kernels import cpu
 
 _ROOT = "model.transformer."
 _BLOCK = f"{_ROOT}blocks.{{}}."
@@ -59,6 +62,8 @@ class LladaDenoiser(MaskedDenoiser):
         *,
         caching: Caching = EXACT,
         device: str = "cpu",
+        cache_bytes: int = CACHE_BYTES,
+        team: cpu.Team | None = None,
     ) -> None:
         """As `Qwen2Denoiser`."""
         sizes = shape(config)
@@ -89,4 +94,6 @@ class LladaDenoiser(MaskedDenoiser):
             shifted=False,
             caching=caching,
             device=device,
+            cache_bytes=cache_bytes,
+            team=team,
         )

@@ -11,18 +11,21 @@ kept for some passes: Fast-dLLM (arXiv 2505.22618, section 3.2).
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+import math
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-import torch.nn.functional as F
-from infill_kernels import Head, Rope, moved, rotate
-from infill_kernels.stored import Linear
+from infill_kernels import OPEN, PAGE, Head, KVPool, Part, Placed, Rope, moved, plan
 from torch import Tensor
 
 from infill_engine.checkpoint import Weights
 from infill_engine.core import ContextKV, Contexts, Facts, ModelError, OpenCanvas
+from infill_engine.decoder import KV, Decoder, FloatStack, Layer
+
+if TYPE_CHECKING:  # it brings numba
+    from infill_kernels import cpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,15 @@ class Shape:
     eps: float
     #: Tokens that a sequence may have.
     positions: int
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the compiled kernels of this machine's CPU run it."""
+        try:
+            from infill_kernels import cpu
+        except ImportError:  # numba is not there, or not for this Python
+            return False
+        return cpu.available() and self.head_size % cpu.HEAD_SIZES == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,29 +96,8 @@ class Caching:
 
 EXACT = Caching()
 
-
-class _KV(NamedTuple):
-    """Keys, rotated where they stand, and values of some tokens: [layers, Hkv, T, hd]."""
-
-    keys: Tensor
-    values: Tensor
-
-    @property
-    def length(self) -> int:
-        return self.keys.shape[2]
-
-    @property
-    def nbytes(self) -> int:
-        return 2 * self.keys.numel() * self.keys.element_size()
-
-    @classmethod
-    def of(cls, *parts: _KV) -> _KV:
-        """Those of several runs of tokens, one behind the other."""
-        return cls(torch.cat([one.keys for one in parts], 2), torch.cat([one.values for one in parts], 2))
-
-    def part(self, first: int, end: int) -> _KV:
-        """Those of some tokens, in memory of their own."""
-        return _KV(self.keys[:, :, first:end].clone(), self.values[:, :, first:end].clone())
+#: Memory for keys and values, by default.
+CACHE_BYTES = 512 << 20
 
 
 class _Prefix:
@@ -115,7 +106,7 @@ class _Prefix:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self.kv: _KV | None = None
+        self.kv: KV | None = None
         self.pieces: list[int] = []
 
     @property
@@ -129,20 +120,23 @@ class _Prefix:
     def truncate(self, length: int) -> None:
         del self.tokens[length:]
         held = length + len(self.pieces)
-        if self.kv is not None and self.kv.length > held:
-            self.kv = self.kv.part(0, held) if length else None
+        if self.kv is not None and not length:
+            self.kv = None
+        elif self.kv is not None:
+            self.kv.truncate(held)
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What a canvas keeps of a pass: keys and values of the tokens before `first` and from `end` on."""
+    """What a canvas keeps of a pass: keys and values of its whole sequence, of which those of the tokens before `first`
+    and from `end` on are read again."""
 
-    kv: tuple[_KV, ...]
+    kv: KV
     first: int
     end: int
-    #: Tokens that the sequence had: where it grows or shrinks, what stands behind the canvas moves.
+    #: Tokens of its sequence then.
     length: int
-    #: Passes since all were computed.
+    #: Passes since they were computed, that one included.
     age: int
 
 
@@ -153,8 +147,8 @@ class _Share:
     #: The tokens that are computed, those from place `first` on.
     tokens: list[int]
     first: int
-    #: Keys and values of the others.
-    known: tuple[_KV, ...]
+    #: Room for the keys and values of the sequence, which holds those of the others.
+    kv: KV
     #: The places whose rows predict the open slots.
     rows: list[int]
     #: The tokens of other files in front of the prefix.
@@ -165,17 +159,15 @@ class _Share:
     begin: int
     behind: int
     length: int
-    #: Whether `known` is the state's.
+    #: Whether keys and values of the state's are read again.
     cached: bool
 
-
-class _Layer(NamedTuple):
-    attention_norm: Tensor
-    qkv: Linear
-    output: Linear
-    ffn_norm: Tensor
-    gate_up: Linear
-    down: Linear
+    def planned(self) -> Part:
+        """All tokens see each other, whichever are computed."""
+        count, end = len(self.tokens), self.first + len(self.tokens)
+        known = [Placed(self.kv.pages, 0, self.first), Placed(self.kv.pages, end, self.length)]
+        seen = [context for context in known if context.first < context.end]
+        return Part(range(self.first, end), [-1] * count, [OPEN] * count, count, self.kv.pages, self.first, seen)
 
 
 class MaskedDenoiser:
@@ -193,20 +185,24 @@ class MaskedDenoiser:
         controls: Sequence[int] = (),
         caching: Caching = EXACT,
         device: str = "cpu",
+        cache_bytes: int = CACHE_BYTES,
+        team: cpu.Team | None = None,
     ) -> None:
         """text: the bytes of each id, empty for those that never stand in text, at most as many as the vocabulary has;
         shifted: whether a token predicts the one to its right, as in a model that was causal, or itself; controls: ids
-        that stand in no text and that the policy wants to be said all the same.
+        that stand in no text and that the policy wants to be said all the same; cache_bytes: memory for keys and values
+        of all passes and contexts; team: the threads of the compiled kernels of the CPU, which run matrices rounded to
+        int8 (see `Shape.compiled`); None: torch runs the matrices as `weights` have them.
 
         Raises `ModelError` for weights of other sizes, and where the mask is no id of the vocabulary.
         """
         self.facts = facts
         self._shape, self._shifted, self._caching = shape, shifted, caching
         self._device = torch.device(device)
-        self._embedding = weights.dense(names.embedding)
-        head = self._embedding if names.head is None else weights.dense(names.head)
+        embedding = weights.dense(names.embedding)
+        head = embedding if names.head is None else weights.dense(names.head)
         vocab = len(head)
-        if self._embedding.shape != head.shape or head.shape[1] != shape.width:
+        if embedding.shape != head.shape or head.shape[1] != shape.width:
             raise ModelError(
                 f"its embedding is {list(head.shape)}, not of width {shape.width}: the config is another's"
             )
@@ -220,20 +216,22 @@ class MaskedDenoiser:
         banned[[id_ for id_ in facts.open.ends if id_ < vocab]] = False
         banned[list(controls)] = False
         banned[facts.mask_id] = True
-        self.head = Head(head, banned=banned)
-        self._norm = weights.dense(names.norm)
-        self._layers = [
-            _Layer(
-                weights.dense(names.attention_norm.format(i)),
-                weights.linear(names.q.format(i), names.k.format(i), names.v.format(i)),
-                weights.linear(names.output.format(i)),
-                weights.dense(names.ffn_norm.format(i)),
-                weights.linear(names.gate.format(i), names.up.format(i)),
-                weights.linear(names.down.format(i)),
-            )
-            for i in range(shape.layers)
-        ]
-        self._rope = Rope(shape.head_size, shape.rope_base, self._device)
+        dtype = embedding.dtype if team is None else torch.float32
+        kept = embedding.dtype if team is None else torch.float16
+        sizes = shape.layers, shape.kv_heads, shape.head_size
+        pages = max(4, cache_bytes // (2 * math.prod(sizes) * PAGE * kept.itemsize))
+        self._pool = KVPool(*sizes, pages, kept, self._device, transposed=team is not None)
+        stack: FloatStack | cpu.Int8Stack
+        if team is None:
+            scale = shape.head_size**-0.5
+            stack = FloatStack([*_layers(weights, names, shape)], shape.head_size, shape.eps, scale)
+            self.head = Head(head, banned=banned)
+        else:
+            stack, project = _compiled(weights, names, shape, head, team)
+            self.head = Head(head, banned=banned, project=project)
+        norm = weights.dense(names.norm).to(dtype)
+        rope = Rope(shape.head_size, shape.rope_base, self._device)
+        self._decoder = Decoder(stack, shape.layers, embedding, norm, shape.eps, dtype, self._pool, rope)
 
     def encode(
         self, tokens: Sequence[int], kv: ContextKV | None, ahead: bool = False
@@ -249,16 +247,21 @@ class MaskedDenoiser:
     ) -> tuple[list[Tensor], list[Any]]:
         shares = [self._share(*one) for one in zip(canvases, contexts, states, strict=True)]
         try:
-            x, fresh = self._run(shares)
+            hidden = self._run(shares)
         except torch.OutOfMemoryError:
             raise MemoryError("the device has no room for a pass of so many tokens") from None
         after = [
-            self._kept(share, kv, cast(_Prefix, context.prefix), state)
-            for share, kv, context, state in zip(shares, fresh, contexts, states, strict=True)
+            self._kept(share, cast(_Prefix, context.prefix), state)
+            for share, context, state in zip(shares, contexts, states, strict=True)
         ]
-        own = torch.split(x, [len(share.tokens) for share in shares])
-        rows = [x[[place - share.first for place in share.rows]] for x, share in zip(own, shares, strict=True)]
-        return [self._normed(of_canvas, self._norm) for of_canvas in rows], after
+        own = torch.split(hidden, [len(share.tokens) for share in shares])
+        return [x[[place - share.first for place in share.rows]] for x, share in zip(own, shares, strict=True)], after
+
+    def _run(self, shares: Sequence[_Share]) -> Tensor:
+        """The rows [N, width] of the final norm, of the tokens of all shares."""
+        tokens = torch.tensor([token for share in shares for token in share.tokens])
+        of_pass = plan([share.planned() for share in shares], 0.0, self._device)
+        return self._decoder(moved(tokens, self._device), of_pass)
 
     def _share(self, canvas: OpenCanvas, contexts: Contexts, state: _State | None) -> _Share:
         """What of one canvas's sequence has to be computed in this pass."""
@@ -272,73 +275,92 @@ class MaskedDenoiser:
         slot = len(before) + len(canvas.left)
         behind, length = slot + canvas.size, len(sequence)
         begin = max(slot - self._shifted, 0)  # without a token before it, slot 0 is predicted by its own
-        first, end = 0, length
-        known: tuple[_KV, ...] = ()
         cached = state is not None and state.age < self._caching.refresh
         if state is not None and self._caching.dual:
             cached = cached and state.length == length
+        first, end = 0, length
+        kv = state.kv if state is not None else KV(self._pool)
         if state is not None and cached:
-            first, end, known = state.first, state.end if self._caching.dual else length, state.kv
+            first, end = state.first, state.end if self._caching.dual else length
         elif state is None and prefix.kv is not None and prefix.pieces == pieces:
             first = min(prefix.kv.length, begin)
-            known = (prefix.kv.part(0, first),)
+            kv = prefix.kv.copy(first)
+        kv.reserve(length)
         rows = [max(slot + i - self._shifted, 0) for i in canvas.open]
-        return _Share(sequence[first:end], first, known, rows, pieces, len(before), begin, behind, length, cached)
+        return _Share(sequence[first:end], first, kv, rows, pieces, len(before), begin, behind, length, cached)
 
-    def _kept(self, share: _Share, fresh: _KV | None, prefix: _Prefix, state: _State | None) -> _State | None:
+    def _kept(self, share: _Share, prefix: _Prefix, state: _State | None) -> _State | None:
         """What the next passes may use of this one's keys and values."""
         if state is not None and share.cached:
             return replace(state, age=state.age + 1)
-        if fresh is None:
-            return None
-        whole = _KV.of(*share.known, fresh)
         if self._caching.across:
-            prefix.kv, prefix.pieces = whole.part(0, share.prefix), share.pieces
-        if not self._caching.dual:
-            return _State((whole.part(0, share.begin),), share.begin, share.length, share.length, age=1)
-        both = whole.part(0, share.begin), whole.part(share.behind, share.length)
-        return _State(both, share.begin, share.behind, share.length, age=1)
+            prefix.kv, prefix.pieces = share.kv.copy(share.prefix), share.pieces
+        elif self._caching.refresh == 1:
+            return None
+        return _State(share.kv, share.begin, share.behind, share.length, age=1)
 
-    def _run(self, shares: Sequence[_Share]) -> tuple[Tensor, list[_KV | None]]:
-        """All layers over the tokens of all shares: the residual stream [N, width], and each share's own keys and
-        values where some are to be kept."""
-        shape, sizes = self._shape, [len(share.tokens) for share in shares]
-        ids = [token for share in shares for token in share.tokens]
-        places = [share.first + i for share in shares for i in range(len(share.tokens))]
-        self._rope.reserve(max(places) + 1)
-        position = moved(torch.tensor(places), self._device)
-        x = F.embedding(moved(torch.tensor(ids), self._device), self._embedding)
-        keep = (self._caching.refresh > 1 or self._caching.across) and not all(share.cached for share in shares)
-        keys: list[Tensor] = []
-        values: list[Tensor] = []
-        for i, layer in enumerate(self._layers):
-            qkv = layer.qkv(self._normed(x, layer.attention_norm)).view(len(x), -1, shape.head_size)
-            qk = rotate(qkv[:, : -shape.kv_heads], self._rope, position).to(x.dtype)
-            q, k, v = qk[:, : shape.heads], qk[:, shape.heads :], qkv[:, -shape.kv_heads :]
-            qs, ks, vs = (torch.split(y, sizes) for y in (q, k, v))
-            known = [[(kv.keys[i], kv.values[i]) for kv in share.known] for share in shares]
-            attended = [self._attend(*of_canvas) for of_canvas in zip(qs, ks, vs, known, strict=True)]
-            x = x + layer.output(torch.cat(attended).view(len(x), -1))
-            gate, up = layer.gate_up(self._normed(x, layer.ffn_norm)).chunk(2, -1)
-            x = x + layer.down(F.silu(gate) * up)
-            if keep:
-                keys.append(k)
-                values.append(v)
-        if not keep:
-            return x, [None] * len(shares)
-        stacked = (torch.split(torch.stack(both).transpose(1, 2), sizes, 2) for both in (keys, values))
-        return x, [_KV(*own) for own in zip(*stacked, strict=True)]
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, known: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """Attention of one canvas's queries [n, H, hd] to everything: its own keys and values [n, Hkv, hd], and known
-        ones [Hkv, T, hd]. There is no mask, and no order: keys carry their positions. Returns [n, H, hd]."""
-        keys = torch.cat([*(of for of, _ in known), k.transpose(0, 1)], 1)
-        values = torch.cat([*(of for _, of in known), v.transpose(0, 1)], 1)
-        out = F.scaled_dot_product_attention(q.transpose(0, 1)[None], keys[None], values[None], enable_gqa=True)
-        return out[0].transpose(0, 1)
+def _layers(weights: Weights, names: Names, shape: Shape) -> Iterator[Layer]:
+    """The layers with products of what the weights are kept in."""
+    for i in range(shape.layers):
+        yield Layer(
+            weights.dense(names.attention_norm.format(i)),
+            weights.linear(names.q.format(i), names.k.format(i), names.v.format(i)),
+            weights.linear(names.output.format(i)),
+            weights.dense(names.ffn_norm.format(i)),
+            weights.linear(names.gate.format(i), names.up.format(i)),
+            weights.linear(names.down.format(i)),
+        )
 
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self._shape.eps)
+
+def _compiled(
+    weights: Weights, names: Names, shape: Shape, head: Tensor, team: cpu.Team
+) -> tuple[cpu.Int8Stack, cpu.Int8Head]:
+    """The layers and the head in int8. Raises `ModelError` for sizes that are not the config's: what is compiled would
+    read beside them."""
+    from infill_kernels import cpu
+
+    ffn, heads = weights.stored(names.gate.format(0)).shape[0], shape.heads * shape.head_size
+    queried = heads + 2 * shape.kv_heads * shape.head_size
+
+    def matrix(name: str, *size: int) -> Tensor:
+        stored = weights.stored(name)
+        if stored.shape != size:
+            raise ModelError(f"its {name} is {list(stored.shape)}, not {list(size)}: the config is another's")
+        return stored.rows(0, size[0], torch.float32)
+
+    def layers() -> Iterator[cpu.Layer]:
+        factor = torch.ones(queried)
+        factor[:heads] = shape.head_size**-0.5
+        for i in range(shape.layers):
+            sizes = {names.q: heads, names.k: (queried - heads) // 2, names.v: (queried - heads) // 2}
+            qkv = torch.cat([matrix(name.format(i), size, shape.width) for name, size in sizes.items()])
+            yield cpu.Layer(
+                attention_norm=weights.dense(names.attention_norm.format(i)),
+                qkv=qkv * factor[:, None],
+                output=matrix(names.output.format(i), shape.width, heads),
+                ffn_norm=weights.dense(names.ffn_norm.format(i)),
+                gate=matrix(names.gate.format(i), ffn, shape.width),
+                up=matrix(names.up.format(i), ffn, shape.width),
+                down=matrix(names.down.format(i), shape.width, ffn),
+                qkv_bias=_bias(weights, [name.format(i) for name in sizes], [*sizes.values()], factor),
+            )
+
+    rounded = cpu.Weights.of(layers(), shape.layers)
+    stack = cpu.Int8Stack(rounded, ffn, shape.heads, shape.kv_heads, shape.head_size, shape.eps, team)
+    return stack, cpu.Int8Head(cpu.Int8Weight.of(head), len(head), team)
+
+
+def _bias(weights: Weights, names: Sequence[str], sizes: Sequence[int], factor: Tensor) -> Tensor | None:
+    """Of several products side by side, times a factor; None where none has one."""
+    biases = [name.removesuffix(".weight") + ".bias" for name in names]
+    if not any(map(weights.has, biases)):
+        return None
+    parts = [
+        weights.dense(bias).float() if weights.has(bias) else torch.zeros(size)
+        for bias, size in zip(biases, sizes, strict=True)
+    ]
+    return torch.cat(parts) * factor
 
 
 def number(config: Mapping[str, Any], name: str) -> float:

@@ -12,13 +12,16 @@ same one each time.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from infill_engine.checkpoint import Weights
 from infill_engine.core import Facts, ModelError, OpenFacts
-from infill_engine.families.masked import EXACT, Caching, MaskedDenoiser, Names, Shape, number, special
+from infill_engine.families.masked import CACHE_BYTES, EXACT, Caching, MaskedDenoiser, Names, Shape, number, special
 from infill_engine.lengths import CANDIDATES, PUBLISHED_BIAS
 from infill_engine.policy import ElasticPolicy, StepsPolicy
+
+if TYPE_CHECKING:  # it brings numba
+    from infill_kernels import cpu
 
 _LAYER = "model.layers.{}."
 NAMES = Names(
@@ -69,6 +72,8 @@ class Qwen2Denoiser(MaskedDenoiser):
         *,
         caching: Caching = EXACT,
         device: str = "cpu",
+        cache_bytes: int = CACHE_BYTES,
+        team: cpu.Team | None = None,
     ) -> None:
         """config: what config.json says, with the ids that the tokenizer's files say (`JsonCodec.roles`) in the place
         of its own; weights: by their published names; text: the bytes of each id, empty for those that never stand in
@@ -113,4 +118,6 @@ class Qwen2Denoiser(MaskedDenoiser):
             controls=expand,
             caching=caching,
             device=device,
+            cache_bytes=cache_bytes,
+            team=team,
         )
