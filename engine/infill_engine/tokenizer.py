@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate, chain
 from pathlib import Path
@@ -317,33 +317,43 @@ class JsonCodec:
     normalised, since what tokens say has to be the file's own bytes.
     """
 
-    def __init__(self, description: str, vocab: int = 0) -> None:
-        """description: the file's text; vocab: ids that the model has, where those are more than the file names.
+    def __init__(self, description: Mapping[str, Any], vocab: int = 0) -> None:
+        """description: what the file says; vocab: ids that the model has, where those are more than the file names.
 
         Raises `ValueError` for what is no byte-level BPE.
         """
-        from tokenizers import Tokenizer
-
-        wanted = json.loads(description)
-        model = wanted.get("model") or {}
-        if model.get("type", "BPE") != "BPE" or "ByteLevel" not in json.dumps(wanted.get("pre_tokenizer")):
-            raise ValueError("it is no byte-level BPE, the only kind of tokenizer that is read")
-        #: The ids of added tokens by name.
-        self.added: dict[str, int] = {one["content"]: one["id"] for one in wanted.get("added_tokens") or ()}
-        pieces: dict[str, int] = model["vocab"]
-        plain = wanted | {"added_tokens": [], "normalizer": None, "post_processor": None, "truncation": None}
-        plain |= {"padding": None, "model": model | {"vocab": {k: v for k, v in pieces.items() if k not in self.added}}}
-        self._tokenizer = Tokenizer.from_str(json.dumps(plain))
+        if "ByteLevel" not in json.dumps(description.get("pre_tokenizer")):
+            raise ValueError("it is no byte-level BPE, and no BPE with a byte for each character that it lacks")
+        byte_of = _byte_of_char()
+        self._take({**description, "normalizer": None}, vocab, lambda piece: bytes(byte_of[c] for c in piece))
         self._split = self._tokenizer.pre_tokenizer
-        byte_of, added = _byte_of_char(), set(self.added.values())
-        self.tokens = [b""] * max(vocab, 1 + max([*pieces.values(), *added], default=-1))
-        for piece, i in pieces.items():
-            if i not in added:
-                self.tokens[i] = bytes(byte_of[c] for c in piece)
-        #: The ids of special tokens by the names that a config.json has for them, where the folder says so.
-        self.roles: dict[str, int] = {}
         self._lone_digits = len(self._split.pre_tokenize_str("11")) == 2
         self.joins_newlines = len(self._split.pre_tokenize_str(");\n")) == 1
+
+    def _take(
+        self, description: Mapping[str, Any], vocab: int, said: Callable[[str], bytes], texts: Collection[str] = ()
+    ) -> None:
+        """said: the bytes of a piece; texts: the added tokens that are text."""
+        from tokenizers import Tokenizer
+
+        model, added = description["model"], list(description.get("added_tokens") or ())
+        #: The ids by name of added tokens, but for those that are text.
+        self.added: dict[str, int] = {one["content"]: one["id"] for one in added if one["content"] not in texts}
+        #: The ids of special tokens by the names that a config.json has for them, where the folder says so.
+        self.roles: dict[str, int] = {}
+        kept = [one for one in added if one["content"] in texts]
+        pieces: dict[str, int] = model["vocab"] | {one["content"]: one["id"] for one in kept}
+        vocabulary = {piece: i for piece, i in pieces.items() if piece not in self.added}
+        merges = [(left, right) for left, right in _merges(model) if {left, right, left + right} <= vocabulary.keys()]
+        plain = {**description, "added_tokens": kept, "model": model | {"vocab": vocabulary, "merges": merges}}
+        self._tokenizer = Tokenizer.from_str(
+            json.dumps(plain | {"post_processor": None, "truncation": None, "padding": None})
+        )
+        ids = set(self.added.values())
+        self.tokens = [b""] * max(vocab, 1 + max([*pieces.values(), *ids], default=-1))
+        for piece, i in vocabulary.items():
+            if i not in ids:
+                self.tokens[i] = said(piece)
 
     @classmethod
     def read(cls, folder: Path, vocab: int = 0) -> JsonCodec:
@@ -352,8 +362,11 @@ class JsonCodec:
         try:
             settings = _object(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
             parts = not (folder / "tokenizer.json").exists() and (folder / "vocab.json").exists()
-            text = _described(folder, settings) if parts else (folder / "tokenizer.json").read_text(encoding="utf-8")
-            codec = cls(text, vocab)
+            description = _described(folder, settings) if parts else _object(folder / "tokenizer.json")
+            model = description.get("model") or {}
+            if model.get("type", "BPE") != "BPE":
+                raise ValueError(f"it is {model['type']}, and only BPE is read")
+            codec = (SentencePieceCodec if model.get("byte_fallback") else JsonCodec)(description, vocab)
         except FileNotFoundError as error:
             raise ModelError(f"{error.filename} is missing: download the whole model") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -377,14 +390,123 @@ class JsonCodec:
         return text[pieces[-1][1][0] :]
 
 
+#: What stands for a space in a SentencePiece vocabulary, and a byte's piece.
+_SPACE, _BYTE = "\u2581", re.compile(r"<0x([0-9A-F]{2})>")
+#: Where a text has to be cut lest that be read in it: what stands for a space is written in bytes.
+_MISREAD = re.compile(f"({_SPACE})|(?<=<)(?=0x)")
+
+
+class SentencePieceCodec(JsonCodec):
+    """BPE over characters, with spaces written as U+2581 and a byte each for characters that the vocabulary lacks: a
+    SentencePiece model as a tokenizer.json describes it, such as Gemma's.
+
+    Of the file's normalisation only that of spaces is done, and nothing is put before a text, so that tokens say the
+    file's own bytes. Text are the pieces that merges make, single characters, runs of whitespace, and of the added
+    tokens that are not special those in pairs, as `<b>` and `</b>`. The others are reserved, whether they were added
+    or nothing makes them.
+    """
+
+    def __init__(self, description: Mapping[str, Any], vocab: int = 0) -> None:
+        """Raises `ValueError` for a vocabulary without all bytes, or of which it is not said how spaces are written."""
+        model, added = description["model"], list(description.get("added_tokens") or ())
+        pieces: dict[str, int] = model["vocab"]
+        self._bytes = {int(found[1], 16): i for piece, i in pieces.items() if (found := _BYTE.fullmatch(piece))}
+        if len(self._bytes) < 256:
+            raise ValueError(f"it has only {len(self._bytes)} of 256 bytes")
+        cut = _without_prefix(description.get("pre_tokenizer"))
+        normalizer = _of_spaces(description.get("normalizer"))
+        if normalizer is None and "Metaspace" not in json.dumps(cut):
+            raise ValueError("it does not say how spaces are written")
+        usual = {one["content"] for one in added if not one.get("special")}
+        texts = {name for name in usual if _blank(name) or _counterpart(name) in usual}
+        made = {left + right for left, right in _merges(model)} | texts
+        known = {one["content"] for one in added}
+        reserved = [
+            {"content": piece, "id": i}
+            for piece, i in pieces.items()
+            if piece not in made and piece not in known and not (len(piece) == 1 or _blank(piece) or _BYTE.match(piece))
+        ]
+        own = {"added_tokens": added + reserved, "normalizer": normalizer, "pre_tokenizer": cut}
+        self._take({**description, **own}, vocab, lambda piece: piece.replace(_SPACE, " ").encode(), texts)
+        for byte, i in self._bytes.items():
+            self.tokens[i] = bytes([byte])
+        single = set(self._bytes.values())
+        text = (piece.decode() for i, piece in enumerate(self.tokens) if i not in single)
+        longer = {piece for piece in text if len(piece) > 1}
+        self.joins_newlines = any("\n" in piece.lstrip("\n") for piece in longer)
+        #: The pieces of more than one character, in order and as a set.
+        self._ordered, self._longer = sorted(longer), longer
+
+    def encode(self, text: str) -> list[int]:
+        if _SPACE not in text and "<0x" not in text:
+            return super().encode(text)
+        ids: list[int] = []
+        for part in filter(None, _MISREAD.split(text)):
+            ids += [self._bytes[byte] for byte in part.encode()] if part == _SPACE else super().encode(part)
+        return ids
+
+    def last_piece(self, text: str) -> str:
+        """What stands behind the last place that no piece of the vocabulary crosses, whatever follows."""
+        first, end = max(0, len(text) - 2 * MAX_HEALED_BYTES), len(text)
+        reach = [self._reach(text, start) for start in range(first, end)]
+        furthest = list(accumulate(reach, max, initial=first))
+        return text[next(at for at in range(end, first - 1, -1) if furthest[at - first] <= at) :]
+
+    def _reach(self, text: str, start: int) -> int:
+        """Where the longest piece ends that text from `start` on may be the beginning of; beyond the text where it may
+        go on behind it."""
+        rest = text[start:]
+        longer = bisect_right(self._ordered, rest)
+        if longer < len(self._ordered) and self._ordered[longer].startswith(rest):
+            return len(text) + 1
+        return next((start + size for size in range(len(rest), 1, -1) if rest[:size] in self._longer), start + 1)
+
+
+def _merges(model: Mapping[str, Any]) -> Iterator[Sequence[str]]:
+    """The pairs that a model joins, which older files have as one text each."""
+    return (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
+
+
+def _blank(piece: str) -> bool:
+    return not piece.replace(_SPACE, "").strip()
+
+
+def _counterpart(tag: str) -> str:
+    """`</b>` of `<b>`, and the reverse; "" of what is no tag."""
+    if not (tag.startswith("<") and tag.endswith(">")):
+        return ""
+    return f"<{tag[2:]}" if tag.startswith("</") else f"</{tag[1:]}"
+
+
+def _of_spaces(normalizer: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """What of a normaliser writes spaces as the vocabulary has them."""
+    if normalizer is None:
+        return None
+    if normalizer["type"] == "Sequence":
+        return next(filter(None, map(_of_spaces, normalizer["normalizers"])), None)
+    replaces = normalizer["type"] == "Replace" and normalizer["pattern"] == {"String": " "}
+    return normalizer if replaces and normalizer["content"] == _SPACE else None
+
+
+def _without_prefix(cut: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """How text is cut into pieces, without the space that some put before the first."""
+    if cut is None:
+        return None
+    if cut["type"] == "Sequence":
+        return {**cut, "pretokenizers": [*map(_without_prefix, cut["pretokenizers"])]}
+    if cut["type"] != "Metaspace":
+        return cut
+    return {**{k: v for k, v in cut.items() if k != "add_prefix_space"}, "prepend_scheme": "never"}
+
+
 #: How Qwen2's tokenizer cuts text into pieces, as its tokenizer.json has it.
 _QWEN2_PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
-def _described(folder: Path, settings: Mapping[str, Any]) -> str:
-    """The tokenizer.json that vocab.json, merges.txt and the settings' added tokens amount to."""
+def _described(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What a tokenizer.json would say to which vocab.json, merges.txt and the settings' added tokens amount."""
     lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
     merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
     cut = [
@@ -392,15 +514,13 @@ def _described(folder: Path, settings: Mapping[str, Any]) -> str:
         {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
     ]
     added = [{"id": int(i), "content": one["content"]} for i, one in settings.get("added_tokens_decoder", {}).items()]
-    return json.dumps(
-        {
-            "version": "1.0",
-            "added_tokens": added,
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": cut},
-            "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
-            "model": {"type": "BPE", "vocab": _object(folder / "vocab.json"), "merges": merges},
-        }
-    )
+    return {
+        "version": "1.0",
+        "added_tokens": added,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": cut},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
+        "model": {"type": "BPE", "vocab": _object(folder / "vocab.json"), "merges": merges},
+    }
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,11 +20,12 @@ from infill_engine.tokenizer import (
     Healed,
     JsonCodec,
     LineTokenizer,
+    SentencePieceCodec,
     Side,
     TrailingTokenizer,
     _byte_of_char,
 )
-from small_tokenizer import description
+from small_tokenizer import ADDED_TEXT, CONTROLS, RESERVED, description, sentencepiece
 
 SPECIALS = 2
 
@@ -224,15 +226,15 @@ SOURCE = Path(core.__file__).read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def written() -> str:
-    return description(added={"<end>": 500, "<mask>": 501})
+def written() -> dict[str, Any]:
+    return json.loads(description(added={"<end>": 500, "<mask>": 501}))
 
 
 def test_a_tokenizer_in_a_file_is_cut_behind_newlines_where_its_tokens_join_them(written):
     """Line by line that gives the tokens of the whole; cut before newlines it would give others."""
     from tokenizers import Tokenizer
 
-    whole = Tokenizer.from_str(written).encode(SOURCE).ids
+    whole = Tokenizer.from_str(json.dumps(written)).encode(SOURCE).ids
     codec = JsonCodec(written)
     assert codec.joins_newlines
     assert TrailingTokenizer(codec).encode(SOURCE) == whole != LineTokenizer(codec).encode(SOURCE)
@@ -269,9 +271,9 @@ def test_a_tokenizer_in_a_file_heals_where_more_text_may_change_its_tokens(writt
 
 def test_a_tokenizer_in_parts_is_the_whole_one(written, tmp_path):
     """vocab.json and merges.txt, with added tokens and who is who in tokenizer_config.json."""
-    whole = json.loads(written)
-    (tmp_path / "vocab.json").write_text(json.dumps(whole["model"]["vocab"]))
-    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *map(" ".join, whole["model"]["merges"])]))
+    model = written["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *map(" ".join, model["merges"])]))
     names = {"500": {"content": "<end>"}, "501": {"content": "<mask>"}}
     settings = {"added_tokens_decoder": names, "eos_token": "<end>", "mask_token": {"content": "<mask>"}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"bos_token": None, "pad_token": "<none>"}))
@@ -298,7 +300,7 @@ def test_names_of_added_tokens_are_plain_text_and_no_text_is_normalised(written)
     [
         (None, "is missing: download the whole model"),
         ("{", "cannot be read"),
-        ('{"model": {"type": "Unigram", "vocab": []}}', "no byte-level BPE"),
+        ('{"model": {"type": "Unigram", "vocab": []}}', "it is Unigram, and only BPE is read"),
         ('{"model": {"type": "BPE", "vocab": {}}, "pre_tokenizer": null}', "no byte-level BPE"),
     ],
 )
@@ -308,3 +310,108 @@ def test_what_is_wrong_with_a_tokenizers_file_is_said_in_a_line(tmp_path, text, 
     with pytest.raises(ModelError, match=told) as error:
         JsonCodec.read(tmp_path)
     assert "\n" not in str(error.value)
+
+
+# One over characters, such as Gemma's.
+
+
+@pytest.fixture(scope="module")
+def pieces() -> dict[str, Any]:
+    return json.loads(sentencepiece())
+
+
+@pytest.fixture(scope="module")
+def codec(pieces) -> SentencePieceCodec:
+    return SentencePieceCodec(pieces, vocab=700)
+
+
+@pytest.fixture(scope="module")
+def library(pieces):
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_str(json.dumps(pieces))
+
+
+#: Text with everything that such a vocabulary is about: runs of space, words, what it lacks.
+WORDS = ["return", " ", "  ", "\n", "\n\n", "def", "(", "é", "漢", "\t", "\r", "<b>", "x1"]
+CODE = st.lists(st.sampled_from(WORDS), max_size=30).map("".join)
+
+
+def test_the_librarys_tokens_are_given_line_by_line(codec, library):
+    whole = library.encode(SOURCE, add_special_tokens=False).ids
+    assert codec.encode(SOURCE) == whole == LineTokenizer(codec).encode(SOURCE)
+    assert not codec.joins_newlines
+    assert any(codec.tokens[i].startswith(b"  ") for i in whole)
+
+
+@given(text=CODE)
+def test_any_code_has_the_tokens_that_the_library_gives_it(codec, library, text):
+    assert codec.encode(text) == library.encode(text, add_special_tokens=False).ids
+
+
+#: What a vocabulary would take for something else.
+MISREAD = ["\u2581", "<0x41>", "<<0x0A>", "<eos>", "<mask>", "<unused0>", RESERVED, "<|turn>", "<b>", " ", "a"]
+
+
+@given(text=st.one_of(st.text(max_size=40), st.lists(st.sampled_from(MISREAD), max_size=8).map("".join)))
+def test_over_characters_too_tokens_say_the_text_again(codec, text):
+    ids = codec.encode(text)
+    assert b"".join(codec.tokens[i] for i in ids).decode() == text
+    assert all(codec.tokens[i] for i in ids)
+
+
+def test_of_added_tokens_whitespace_and_pairs_of_tags_are_text(codec, pieces):
+    ids = pieces["model"]["vocab"]
+    assert [codec.tokens[ids[name]] for name in ADDED_TEXT] == [name.encode() for name in ADDED_TEXT]
+    assert not any(codec.tokens[ids[name]] for name in (*CONTROLS, RESERVED))
+    assert codec.encode("<b>\n\n</b>") == [ids["<b>"], ids["\n\n"], ids["</b>"]]
+    assert {ids[name] for name in CONTROLS} <= set(codec.added.values())
+    assert len(codec.tokens) == 700
+    assert codec.tokens[ids["<0x0A>"]] == b"\n"
+
+
+@given(head=CODE, more=CODE)
+def test_over_characters_too_what_healing_leaves_is_tokenised_so_whatever_follows(codec, head, more):
+    kept = head[: len(head) - len(codec.last_piece(head))]
+    known = codec.encode(kept)
+    assert codec.encode(head + more)[: len(known)] == known
+
+
+@pytest.mark.parametrize(
+    ("segment", "rest"), [("\nx = (retu", "retu"), ("\n    ", "    "), ("x)", ""), ("", ""), ("a\n", "\n")]
+)
+def test_over_characters_healing_takes_back_what_a_piece_may_cross(codec, segment, rest):
+    assert codec.last_piece(segment).endswith(rest)
+    assert LineTokenizer(codec).text(LineTokenizer(codec).heal(segment).tokens).decode() in segment
+
+
+def test_no_space_is_put_before_a_text(pieces):
+    """As other vocabularies of this kind do with a text's first word: a line of code is no text by itself."""
+    cut = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": False}
+    prepended = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u2581"}, pieces["normalizer"]]}
+    expected = SentencePieceCodec(pieces).encode("return x  # <b>")
+    for changed in ({"normalizer": None, "pre_tokenizer": cut}, {"normalizer": prepended}):
+        assert SentencePieceCodec({**pieces, **changed}).encode("return x  # <b>") == expected
+
+
+def test_a_folder_has_either_kind(pieces, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(pieces))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>", "mask_token": "<mask>"}))
+    read = JsonCodec.read(tmp_path, 700)
+    assert isinstance(read, SentencePieceCodec)
+    assert read.roles == {"bos_token_id": 2, "mask_token_id": 4}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda found: found["model"]["vocab"].pop("<0x41>"), "it has only 255 of 256 bytes"),
+        (lambda found: found.update(normalizer=None), "does not say how spaces are written"),
+    ],
+)
+def test_what_is_wrong_with_a_vocabulary_over_characters_is_said_in_a_line(pieces, tmp_path, change, told):
+    found = json.loads(json.dumps(pieces))
+    change(found)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(found))
+    with pytest.raises(ModelError, match=told):
+        JsonCodec.read(tmp_path)
