@@ -70,6 +70,10 @@ class Weights(Protocol):
     def dense(self, name: str) -> Tensor:
         """A tensor in the floating type that is served. Raises `ModelError` where there is none, or NaN in it."""
 
+    def looked_up(self, name: str) -> Tensor:
+        """A matrix of which a few rows are read at a time: on the host floating numbers stay in the file, in its type.
+        Raises as `dense` does."""
+
     def linear(self, *names: str) -> Linear:
         """The product with one or several matrices, named with `.weight`, and their biases where they have some; their
         outputs side by side. Raises `ModelError`."""
@@ -553,6 +557,14 @@ class Loaded:
         self._check(name, Dense(wide))
         self._checkpoint.release(name)
         return wide
+
+    def looked_up(self, name: str) -> Tensor:
+        stored = self._checkpoint.read(name)
+        if not isinstance(stored, Dense) or self._device.type != "cpu":
+            return self.dense(name)
+        self._check(name, stored)
+        self._checkpoint.release(name)
+        return stored.values
 
     def linear(self, *names: str) -> Linear:
         biases = [name.removesuffix(".weight") + ".bias" for name in names]

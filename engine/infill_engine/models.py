@@ -118,19 +118,20 @@ def _embedded(config: EngineConfig, which: str, report: Report) -> Engine:
 
 
 def _checkpoint(config: EngineConfig, folder: Path, report: Report) -> Engine:
-    """A model with a mask token that sees both sides, in a Hugging Face folder."""
-    from infill_engine.checkpoint import FORMS, Loaded, opened
-    from infill_engine.families.llada import LladaDenoiser
+    """A model that sees both sides, in a Hugging Face folder or a GGUF file."""
+    from infill_engine.checkpoint import FORMS, Loaded, opened, read_json
+    from infill_engine.families import families
     from infill_engine.families.masked import Caching
-    from infill_engine.families.qwen2 import Qwen2Denoiser
     from infill_engine.tokenizer import JsonCodec
 
     checkpoint, on = opened(folder), device(config.device)
     kind = next(iter(checkpoint.config.get("architectures") or ()), "")
-    family = {"DreamModel": Qwen2Denoiser, "Qwen2ForCausalLM": Qwen2Denoiser, "LLaDAModelLM": LladaDenoiser}.get(kind)
+    family = families().get(kind)
     if family is None:
-        raise ModelError(f"{folder} holds a model of type {kind!r}, which is not served: use one of Dream's or LLaDA's")
-    types = {"auto": "fp32" if on == "cpu" else "bf16", "fp32": "fp32", "bf16": "bf16"}
+        raise ModelError(f"{folder} holds a model of type {kind!r}, which is not served: {', '.join(families())} are")
+    compiled = on == "cpu" and family.sizes(checkpoint.config).compiled
+    best = "bf16" if on != "cpu" else "int8" if compiled else "fp32"
+    types = {"auto": best, "fp32": "fp32", "bf16": "bf16"}
     served = types.get(config.dtype, config.dtype)
     if served not in (*types.values(), *FORMS[1:]):
         raise ModelError(f"{folder} cannot be served in {served!r}: use one of {', '.join([*types, *FORMS[1:]])}")
@@ -138,11 +139,26 @@ def _checkpoint(config: EngineConfig, folder: Path, report: Report) -> Engine:
     form = served if served in FORMS else "stored"
     _fits(checkpoint, form, floating, config.cache_mb << 20, _free_bytes(on))
     report("reading the weights", None)
+    team = None
+    if compiled and served == "int8":  # the kernels round what the file has, and have threads of their own
+        from infill_kernels import cpu
+
+        form, team = "stored", cpu.Team(config.threads or min(physical_cores(), MOST_THREADS))
+        torch.set_num_threads(1)
     weights = Loaded(checkpoint, on, floating, form)
-    rows = (checkpoint.config.get(name) or 0 for name in ("vocab_size", "embedding_size"))
-    codec = JsonCodec.read(folder if folder.is_dir() else folder.parent, max(rows))
+    home, text = folder if folder.is_dir() else folder.parent, checkpoint.config.get("text_config", checkpoint.config)
+    codec = JsonCodec.read(home, max(text.get(name) or 0 for name in ("vocab_size", "embedding_size")))
+    generation = read_json(path) if (path := home / "generation_config.json").exists() else {}
     caching = Caching(config.refresh_passes, config.dual_cache, config.reuse_context)
-    denoiser = family({**checkpoint.config, **codec.roles}, weights, codec.tokens, caching=caching, device=on)
+    denoiser = family(
+        {**checkpoint.config, **codec.roles, "generation_config": generation},
+        weights,
+        codec.tokens,
+        caching=caching,
+        device=on,
+        cache_bytes=config.cache_mb << 20,
+        team=team,
+    )
     engine = Engine(config.model, denoiser, codec, config, device=on, dtype=served)
     report("preparing the kernels", None)
     engine.warm_up()

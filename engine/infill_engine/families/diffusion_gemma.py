@@ -25,7 +25,7 @@ import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -50,7 +50,11 @@ from torch import Tensor
 
 from infill_engine.checkpoint import Weights
 from infill_engine.core import ContextKV, Contexts, Facts, ModelError, OpenCanvas, OpenFacts
+from infill_engine.families.masked import CACHE_BYTES, EXACT, Caching
 from infill_engine.policy import AnnealedPolicy
+
+if TYPE_CHECKING:  # it brings numba
+    from infill_kernels import cpu
 
 #: Where the weights that both uses share are named.
 ROOT = "model.decoder."
@@ -93,6 +97,8 @@ class Shape:
     softcap: float
     canvas: int
     positions: int
+    #: Whether the compiled kernels of a CPU run it: their layers are others.
+    compiled = False
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Shape:
@@ -217,6 +223,9 @@ class DiffusionGemma:
         """cache_bytes: memory for the keys and values of all contexts and canvases."""
         self.shape, self._device = shape, torch.device(device)
         self.embedding = weights.dense(f"{ROOT}embed_tokens.weight")
+        if self.embedding.shape != (shape.vocab, shape.width):
+            found = list(self.embedding.shape)
+            raise ModelError(f"its embedding is {found}, not {[shape.vocab, shape.width]}: the config is another's")
         self._norm = weights.dense(f"{ROOT}norm.weight")
         self._layers = [_layer(weights, shape, i) for i in range(len(shape.full))]
         conditioning = f"{ROOT}self_conditioning."
@@ -348,9 +357,10 @@ def _layer(weights: Weights, shape: Shape, i: int) -> _Layer:
     )
 
 
-def facts(config: Mapping[str, Any], generation: Mapping[str, Any]) -> Facts:
-    """What the engine must know, of config.json and generation_config.json; what they leave out is as published."""
-    text = config.get("text_config", config)
+def facts(config: Mapping[str, Any]) -> Facts:
+    """What the engine must know, of config.json, the ids that the tokenizer's files say in the place of its own, and
+    `generation_config`, what the file of that name says; what they leave out is as published."""
+    text, generation = config.get("text_config", config), config.get("generation_config") or {}
     ends = generation.get("eos_token_id") or config.get("eos_token_id") or list(ENDS)
     ends = ends if isinstance(ends, list) else [ends]
     sampler = generation.get("sampler_config") or {}
@@ -364,35 +374,86 @@ def facts(config: Mapping[str, Any], generation: Mapping[str, Any]) -> Facts:
     }
     policy = replace(published, **{name: value for name, value in given.items() if value is not None})
     canvas = config.get("canvas_length", 256)
-    lengths = tuple(n for n in LENGTHS if 2 * n <= canvas) or (canvas,)
-    positions = text.get("max_position_embeddings", 1 << 18)
-    open_facts = OpenFacts(policy, lengths, "end", frozenset(ends), positions=positions, soft=True)
-    opening = (text.get("bos_token_id", 2),)
+    open_facts = OpenFacts(
+        policy,
+        tuple(n for n in LENGTHS if 2 * n <= canvas) or (max(1, canvas // 2),),
+        "end",
+        frozenset(ends),
+        positions=text.get("max_position_embeddings", 1 << 18),
+        canvas=canvas,
+        goes_on=True,
+        soft=True,
+    )
+    opening = (config.get("bos_token_id") or text.get("bos_token_id", 2),)
     return Facts(mask_id=None, end_id=ends[0], opening=opening, lookahead=0, left=(0, 0), open=open_facts)
 
 
 class DiffusionGemmaDenoiser:
     """`OpenDenoiser`, and `SelfConditioned`, of DiffusionGemma."""
 
-    def __init__(self, model: DiffusionGemma, facts: Facts, banned: Tensor | None = None) -> None:
-        """banned: bool [V], ids that are never produced."""
-        self.facts = facts
-        self.head = Head(model.embedding, softcap=model.shape.softcap, banned=banned)
-        self._model = model
+    sizes = Shape.of
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        weights: Weights,
+        text: Sequence[bytes],
+        *,
+        caching: Caching = EXACT,
+        device: str = "cpu",
+        cache_bytes: int = CACHE_BYTES,
+        team: cpu.Team | None = None,
+    ) -> None:
+        """config: as `facts` has it; weights: by their published names; text: the bytes of each id, empty for those
+        that never stand in text. The keys and values of a prefix are final, so there is nothing to be said by
+        `caching`; `team` is None, since the compiled kernels have no such layers.
+
+        Raises `ModelError` for a config or weights that are not of this family.
+        """
+        shape = Shape.of(config)
+        self.facts = facts(config)
+        if len(text) > shape.vocab:
+            raise ModelError(
+                f"its tokenizer has {len(text)} ids, its weights {shape.vocab}: use the model's own tokenizer"
+            )
+        self.model = DiffusionGemma(shape, weights, device, cache_bytes)
+        assert self.facts.open is not None
+        ends = [end for end in self.facts.open.ends if end < shape.vocab]
+        if not ends:
+            raise ModelError(f"none of the ids that end its text is one of its {shape.vocab}: use its own config.json")
+        banned = torch.ones(shape.vocab, dtype=torch.bool)
+        banned[[i for i, piece in enumerate(text) if piece]] = False
+        banned[ends] = False
+        self.head = Head(self.model.embedding, softcap=shape.softcap, banned=banned)
 
     def encode(
         self, tokens: Sequence[int], kv: ContextKV | None, ahead: bool = False
     ) -> Generator[None, None, ContextKV]:
-        own = cast(_KV, kv) if kv is not None else _KV(self._model.pools)
+        own = cast(_KV, kv) if kv is not None else _KV(self.model.pools)
         if tokens:
-            yield from self._model.encode(tokens, own)
+            yield from self.model.encode(tokens, own)
             yield
         return own
 
     def denoise(
         self, canvases: Sequence[OpenCanvas], contexts: Sequence[Contexts], states: Sequence[Any]
     ) -> tuple[list[Tensor], list[Any]]:
-        model = self._model
+        model = self.model
+        for canvas in canvases:
+            if (tokens := canvas.origin + len(canvas.tokens)) > model.shape.positions:
+                raise ValueError(f"{tokens} tokens are more than the model's {model.shape.positions}")
+        try:
+            return self._denoise(canvases, contexts, states)
+        except torch.OutOfMemoryError:
+            raise MemoryError("the device has no room for a pass of so many tokens") from None
+
+    def condition(self, state: Any, soft: Tensor) -> Any:
+        return replace(cast(_State, state), soft=soft)
+
+    def _denoise(
+        self, canvases: Sequence[OpenCanvas], contexts: Sequence[Contexts], states: Sequence[Any]
+    ) -> tuple[list[Tensor], list[Any]]:
+        model = self.model
         before = [cast(_State, state or _State(_KV(model.pools))) for state in states]
         for canvas, state in zip(canvases, before, strict=True):
             state.kv.reserve(len(canvas.tokens))
@@ -413,12 +474,9 @@ class DiffusionGemmaDenoiser:
             after.append(_State(state.kv, tuple(slots)))
         return hidden, after
 
-    def condition(self, state: Any, soft: Tensor) -> Any:
-        return replace(cast(_State, state), soft=soft)
-
     def _soft(self, canvas: OpenCanvas, state: _State) -> Tensor:
         """[T, D], the expected embedding of each token of a canvas."""
-        embedding = self.head.weight
+        embedding = self.model.embedding
         if state.soft is None:
             return embedding.new_zeros(len(canvas.tokens), embedding.shape[1])
         # What is pinned is expected to be what it is.

@@ -54,6 +54,8 @@ def shape(config: Mapping[str, Any]) -> Shape:
 class LladaDenoiser(MaskedDenoiser):
     """`OpenDenoiser` of LLaDA."""
 
+    sizes = staticmethod(shape)
+
     def __init__(
         self,
         config: Mapping[str, Any],

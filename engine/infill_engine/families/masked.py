@@ -173,6 +173,11 @@ class _Share:
 class MaskedDenoiser:
     """`OpenDenoiser` of a model with a mask token."""
 
+    @staticmethod
+    def sizes(config: Mapping[str, Any]) -> Shape:
+        """Those that a family's config.json says. Raises `ModelError` for one that lacks a size."""
+        raise NotImplementedError
+
     def __init__(
         self,
         shape: Shape,
@@ -199,8 +204,9 @@ class MaskedDenoiser:
         self.facts = facts
         self._shape, self._shifted, self._caching = shape, shifted, caching
         self._device = torch.device(device)
-        embedding = weights.dense(names.embedding)
-        head = embedding if names.head is None else weights.dense(names.head)
+        read = weights.dense if team is None else weights.looked_up
+        embedding = read(names.embedding)
+        head = embedding if names.head is None else read(names.head)
         vocab = len(head)
         if embedding.shape != head.shape or head.shape[1] != shape.width:
             raise ModelError(

@@ -64,6 +64,8 @@ def shape(config: Mapping[str, Any]) -> Shape:
 class Qwen2Denoiser(MaskedDenoiser):
     """`OpenDenoiser` of these checkpoints."""
 
+    sizes = staticmethod(shape)
+
     def __init__(
         self,
         config: Mapping[str, Any],
