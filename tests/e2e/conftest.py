@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from journeys import HERE, Engine
+from journeys import HERE, Engine, installed
+from vscode import EXTENSION
 
 
 @pytest.fixture
@@ -41,3 +43,19 @@ def artifacts() -> Path:
     folder = HERE / ".artifacts"
     folder.mkdir(exist_ok=True)
     return folder
+
+
+@pytest.fixture(scope="session")
+def code_server() -> Path:
+    return Path(installed("install-code-server.sh"))
+
+
+@pytest.fixture(scope="session")
+def vsix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The extension as a person gets it."""
+    target = tmp_path_factory.mktemp("vsix") / "infill.vsix"
+    lock, installed_lock = EXTENSION / "package-lock.json", EXTENSION / "node_modules" / ".package-lock.json"
+    if not installed_lock.exists() or installed_lock.stat().st_mtime < lock.stat().st_mtime:
+        subprocess.run(["npm", "ci", "--no-fund", "--no-audit", "--loglevel=error"], cwd=EXTENSION, check=True)
+    subprocess.run(["npm", "run", "package", "--", "--out", target], cwd=EXTENSION, check=True)
+    return target

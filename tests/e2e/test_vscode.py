@@ -2,124 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import socket
-import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from journeys import HERE, REPOSITORY, Engine, installed, wait_for
+from journeys import Engine, wait_for
+from vscode import MARKS, Profile, Window
 
-WANTED = os.environ.get("INFILL_E2E_VSCODE") != "0"
-
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(not WANTED, reason="INFILL_E2E_VSCODE=0 leaves VS Code out"),
-]
-
-EXTENSION = REPOSITORY / "editors" / "vscode"
-
-
-class Window:
-    """One VS Code window in a browser, with a person's hands and eyes."""
-
-    def __init__(self, code_server: Path, artifacts: Path) -> None:
-        home = code_server.parent
-        self._driver = subprocess.Popen(
-            [home / "bin" / "node", HERE / "vscode_driver.cjs", artifacts],
-            env={**os.environ, "NODE_PATH": str(home / "node_modules")},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def do(self, step: str, **given: object) -> Any:
-        """One step of the driver; fails the test with its reason if it does not come to its end."""
-        assert self._driver.stdin is not None
-        assert self._driver.stdout is not None
-        self._driver.stdin.write(json.dumps({"step": step, **given}) + "\n")
-        self._driver.stdin.flush()
-        answer = json.loads(self._driver.stdout.readline())
-        if "error" in answer:
-            pytest.fail(f"{step} {given}: {answer['error']}\nsee failed.png in the artifacts")
-        return answer["value"]
-
-    def open(self, url: str, file: str, status: str) -> None:
-        self.do("open", url=url)
-        self.do("file", name=file)
-        self.wait_for_status(status)
-
-    def type(self, text: str) -> None:
-        self.do("type", text=text)
-
-    def press(self, *keys: str) -> None:
-        self.do("press", keys=keys)
-
-    def go(self, line: int) -> None:
-        """To the end of a line, from 1."""
-        self.press("Control+Home", *["ArrowDown"] * (line - 1), "End")
-
-    def command(self, title: str) -> None:
-        self.do("command", title=title)
-
-    @property
-    def ghost(self) -> str:
-        return str(self.do("ghost"))
-
-    @property
-    def cursor(self) -> str:
-        return str(self.do("cursor"))
-
-    @property
-    def status(self) -> str:
-        return str(self.do("status"))
-
-    def texts(self, selector: str) -> list[str]:
-        return list(self.do("texts", selector=selector))
-
-    def wait_for_status(self, words: str) -> None:
-        wait_for(lambda: words in self.status, f"status {words!r}", seconds=60, seen=lambda: self.status)
-
-    def wait_for_ghost(self, text: str) -> None:
-        wait_for(lambda: self.ghost == text, f"ghost text {text!r}", seen=lambda: self.ghost)
-
-    def wait_for_notice(self, words: str) -> None:
-        def notices() -> list[str]:
-            return self.texts(".notification-toast .notification-list-item-message")
-
-        wait_for(lambda: any(words in notice for notice in notices()), f"notice {words!r}", seen=notices)
-
-    def save(self) -> None:
-        self.do("saved")
-
-    def shoot(self, name: str) -> None:
-        self.do("shoot", name=name)
-
-    def close(self) -> None:
-        assert self._driver.stdin is not None
-        self._driver.stdin.close()
-        self._driver.wait(timeout=30)
-
-
-@pytest.fixture(scope="session")
-def code_server() -> Path:
-    return Path(installed("install-code-server.sh"))
-
-
-@pytest.fixture(scope="session")
-def vsix(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The extension as a person gets it."""
-    target = tmp_path_factory.mktemp("vsix") / "infill.vsix"
-    lock, installed_lock = EXTENSION / "package-lock.json", EXTENSION / "node_modules" / ".package-lock.json"
-    if not installed_lock.exists() or installed_lock.stat().st_mtime < lock.stat().st_mtime:
-        subprocess.run(["npm", "ci", "--no-fund", "--no-audit", "--loglevel=error"], cwd=EXTENSION, check=True)
-    subprocess.run(["npm", "run", "package", "--", "--out", target], cwd=EXTENSION, check=True)
-    return target
-
+pytestmark = MARKS
 
 Open = Callable[..., Window]
 
@@ -129,13 +21,9 @@ def open_window(
     code_server: Path, vsix: Path, tmp_path: Path, server_command: str, engine: Engine, artifacts: Path
 ) -> Iterator[Open]:
     """Starts VS Code with a file of the folder `tmp_path/project` open, and what the model answers."""
-    profile, extensions, project = tmp_path / "profile", tmp_path / "extensions", tmp_path / "project"
+    profile, project = Profile(code_server, tmp_path / "profile"), tmp_path / "project"
     project.mkdir()
-    folders = [f"--user-data-dir={profile}", f"--extensions-dir={extensions}"]
-    install = [code_server, *folders, "--install-extension", vsix]
-    subprocess.run(install, check=True, stdout=subprocess.DEVNULL)
-    started: list[subprocess.Popen[bytes]] = []
-    windows: list[Window] = []
+    profile.install(vsix)
 
     def open_window(
         content: bytes,
@@ -146,60 +34,21 @@ def open_window(
     ) -> Window:
         engine.answers(answers)
         (project / name).write_bytes(content)
-        # A browser's VS Code saves by itself, and a clean tab would not tell that the journey's save came through.
-        quiet = {
-            "workbench.secondarySideBar.defaultVisibility": "hidden",
-            "files.autoSave": "off",
-            "infill.deadline.automatic": 10_000,  # The fake model writes a byte a step.
-        }
-        machine = {"infill.server.path": server_command, "infill.model": engine.model}
-        write_settings(profile / "User", quiet | (settings or {}))
-        # Which program and which model runs is for the machine that runs it: user settings must not reach there.
-        write_settings(profile / "Machine", machine)
-        port = free_port()
-        arguments = [
-            f"--bind-addr=127.0.0.1:{port}",
-            *folders,
-            "--auth=none",
-            "--disable-telemetry",
-            "--disable-update-check",
-            "--disable-workspace-trust",
-            "--disable-getting-started-override",
-        ]
-        with (tmp_path / "code-server.log").open("wb") as log:
-            started.append(subprocess.Popen([code_server, *arguments], stdout=log, stderr=log, start_new_session=True))
-        wait_for(lambda: is_listening(port), "VS Code")
-        windows.append(Window(code_server, artifacts))
-        windows[-1].open(f"http://127.0.0.1:{port}/?folder={project}", name, status)
-        return windows[-1]
+        profile.settings(
+            {"infill.deadline.automatic": 10_000} | (settings or {}),  # The fake model writes a byte a step.
+            {"infill.server.path": server_command, "infill.model": engine.model},
+        )
+        window = stack.enter_context(Window(code_server, artifacts))
+        window.open(f"{stack.enter_context(profile.served())}/?folder={project}", name, status)
+        return window
 
-    yield open_window
-    for window in windows:
-        window.close()
-    for process in started:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(timeout=30)
+    with ExitStack() as stack:
+        yield open_window
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return tmp_path / "project" / "shapes.py"
-
-
-def write_settings(folder: Path, settings: dict[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "settings.json").write_text(json.dumps(settings))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def is_listening(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_crlf_with_tabs_is_shown_accepted_and_saved(open_window: Open, file: Path, engine: Engine) -> None:

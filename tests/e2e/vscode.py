@@ -1,0 +1,170 @@
+"""One VS Code in a browser: a person's hands and eyes, and how it is started. Knows no journey."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+from journeys import HERE, REPOSITORY, wait_for
+
+WANTED = os.environ.get("INFILL_E2E_VSCODE") != "0"
+EXTENSION = REPOSITORY / "editors" / "vscode"
+
+#: What marks a module of such journeys.
+MARKS = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(not WANTED, reason="INFILL_E2E_VSCODE=0 leaves VS Code out"),
+]
+
+
+class Window:
+    """One VS Code window in a browser, with a person's hands and eyes."""
+
+    def __init__(self, code_server: Path, artifacts: Path) -> None:
+        home = code_server.parent
+        self._driver = subprocess.Popen(
+            [home / "bin" / "node", HERE / "vscode_driver.cjs", artifacts],
+            env={**os.environ, "NODE_PATH": str(home / "node_modules")},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def do(self, step: str, **given: object) -> Any:
+        """One step of the driver; fails the test with its reason if it does not come to its end."""
+        assert self._driver.stdin is not None
+        assert self._driver.stdout is not None
+        self._driver.stdin.write(json.dumps({"step": step, **given}) + "\n")
+        self._driver.stdin.flush()
+        answer = json.loads(self._driver.stdout.readline())
+        if "error" in answer:
+            pytest.fail(f"{step} {given}: {answer['error']}\nsee failed.png in the artifacts")
+        return answer["value"]
+
+    def open(self, url: str, file: str, status: str) -> None:
+        self.do("open", url=url)
+        self.do("file", name=file)
+        self.wait_for_status(status)
+
+    def type(self, text: str) -> None:
+        self.do("type", text=text)
+
+    def press(self, *keys: str) -> None:
+        self.do("press", keys=keys)
+
+    def go(self, line: int) -> None:
+        """To the end of a line, from 1."""
+        self.press("Control+Home", *["ArrowDown"] * (line - 1), "End")
+
+    def command(self, title: str) -> None:
+        self.do("command", title=title)
+
+    @property
+    def ghost(self) -> str:
+        return str(self.do("ghost"))
+
+    @property
+    def cursor(self) -> str:
+        return str(self.do("cursor"))
+
+    @property
+    def status(self) -> str:
+        return str(self.do("status"))
+
+    def texts(self, selector: str) -> list[str]:
+        return list(self.do("texts", selector=selector))
+
+    def wait_for_status(self, words: str) -> None:
+        wait_for(lambda: words in self.status, f"status {words!r}", seconds=60, seen=lambda: self.status)
+
+    def wait_for_ghost(self, text: str) -> None:
+        wait_for(lambda: self.ghost == text, f"ghost text {text!r}", seen=lambda: self.ghost)
+
+    def wait_for_notice(self, words: str) -> None:
+        def notices() -> list[str]:
+            return self.texts(".notification-toast .notification-list-item-message")
+
+        wait_for(lambda: any(words in notice for notice in notices()), f"notice {words!r}", seen=notices)
+
+    def save(self) -> None:
+        self.do("saved")
+
+    def shoot(self, name: str) -> None:
+        self.do("shoot", name=name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._driver.stdin is not None
+        self._driver.stdin.close()
+        self._driver.wait(timeout=30)
+
+
+class Profile:
+    """A person's VS Code: settings, extensions and what those keep."""
+
+    def __init__(self, code_server: Path, home: Path) -> None:
+        self._code_server = code_server
+        self.home = home
+        self._folders = [f"--user-data-dir={home}", f"--extensions-dir={home / 'extensions'}"]
+        self._log = home / "code-server.log"
+
+    def install(self, vsix: Path) -> None:
+        command = [self._code_server, *self._folders, "--install-extension", vsix]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+    def settings(self, user: dict[str, Any], machine: dict[str, Any]) -> None:
+        """Which program and which model runs is for the machine that runs it: user settings do not reach there."""
+        # A browser's VS Code saves by itself, and a clean tab would not tell that the journey's save came through.
+        quiet = {"workbench.secondarySideBar.defaultVisibility": "hidden", "files.autoSave": "off"}
+        write_settings(self.home / "User", quiet | user)
+        write_settings(self.home / "Machine", machine)
+
+    @contextmanager
+    def served(self, environment: Mapping[str, str] | None = None) -> Iterator[str]:
+        """Its address while it runs."""
+        port = free_port()
+        arguments = [
+            f"--bind-addr=127.0.0.1:{port}",
+            *self._folders,
+            "--auth=none",
+            "--disable-telemetry",
+            "--disable-update-check",
+            "--disable-workspace-trust",
+            "--disable-getting-started-override",
+        ]
+        with self._log.open("wb") as log:
+            process = subprocess.Popen(
+                [self._code_server, *arguments], stdout=log, stderr=log, env=environment, start_new_session=True
+            )
+        try:
+            wait_for(lambda: is_listening(port), "VS Code")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(timeout=30)
+
+
+def write_settings(folder: Path, settings: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "settings.json").write_text(json.dumps(settings))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
