@@ -1,4 +1,4 @@
-"""The command `infill-engine`: serve, status, top, stop, fetch, corpus, train. Words and exit codes, no more.
+"""The command `infill-engine`: serve, status, top, stop, models, fetch, corpus, train. Words and exit codes, no more.
 
 Exit codes: 0 done, 1 a fault (one line on stderr), 2 wrong usage.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import math
 import os
 import sys
@@ -19,13 +20,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
-from infill_engine import process
+from infill_engine import catalogue, process
 from infill_engine.config import DECODINGS, EngineConfig
 from infill_engine.core import ModelError
 from infill_engine.fetch import FetchError, Report, ensure_weights
 from infill_engine.protocol import cache_dir
 
 _KEY_VARIABLE = "INFILL_API_KEY"
+#: Columns of a table that a terminal may wrap rather than that paths are cut off.
+_WIDE = 240
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -109,6 +112,11 @@ def _parser() -> argparse.ArgumentParser:
     top.add_argument("--once", action="store_true", help="print one frame and end")
     top.set_defaults(run=_top)
     commands.add_parser("stop", parents=[model], help="finish live requests and end").set_defaults(run=_stop)
+    models = commands.add_parser("models", help="list the models that are known, and which one suits this machine")
+    models.add_argument("places", nargs="*", type=Path, metavar="PATH", help="where to look for checkpoints, too")
+    models.add_argument("--json", action="store_true", help="print it as JSON")
+    models.add_argument("--device", default=default.device, help="as of `serve` (default: %(default)s)")
+    models.set_defaults(run=_models)
     commands.add_parser("fetch", help="download the embedded model's base weights").set_defaults(run=_fetch)
     corpus = commands.add_parser("corpus", help="build the text that the embedded model is trained on")
     corpus.add_argument("--manifest", type=Path, metavar="FILE", help="the packages (default: the project's own)")
@@ -224,6 +232,46 @@ def _stop(options: argparse.Namespace) -> int:
     ended = process.stop(options.model)
     print(f"infill-engine: {ended or f'no engine serves {options.model}'}")
     return 0
+
+
+def _models(options: argparse.Namespace) -> int:
+    from infill_engine import models
+    from infill_engine.families import families
+
+    found = catalogue.listing(models.machine(options.device), families(), options.places)
+    if options.json:
+        print(json.dumps(found))
+        return 0
+    table = Table(box=None, pad_edge=False)
+    for name in ("", "model", "parameters", "licence", "context", "form", "size", "needs", "here"):
+        table.add_column(name, no_wrap=True)
+    for model in found["models"]:
+        for number, file in enumerate(model["files"]):
+            name = model["name"] if number == 0 else f"{model['name']}:{file['form']}"
+            facts = (_short(model["parameters"]), model["licence"], str(model["context"])) if number == 0 else ("",) * 3
+            marks = ("*" if name == found["recommended"] else "") + (">" if name == found["chosen"] else "")
+            needs = (
+                _gigabytes(file["needs_bytes"]) if file["fits"] else f"does not fit: {_gigabytes(file['needs_bytes'])}"
+            )
+            here = file["fault"] or file["path"] or ("" if model["served"] else "not served yet")
+            table.add_row(marks, name, *facts, file["form"], _gigabytes(file["bytes"]), needs, here)
+    for one in found["others"]:
+        mark = ">" if found["chosen"] in (one["path"], one["hub"]) else ""
+        kind, here = one["architecture"] or "GGUF", one["fault"] or one["path"]
+        table.add_row(mark, one["hub"], "", "", "", kind, _gigabytes(one["bytes"]), "", here)
+    console = Console(highlight=False, markup=False, width=_WIDE)
+    console.print(f"This machine: {found['machine']['line']}")
+    console.print(table)
+    console.print("* suits this machine   > is chosen: `infill-engine use NAME` chooses another")
+    return 0
+
+
+def _short(parameters: int) -> str:
+    return f"{parameters / 1e9:.1f}B" if parameters >= 10**9 else f"{parameters / 1e6:.0f}M"
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / catalogue.GB:.1f} GB"
 
 
 def _fetch(_: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from infill_engine import adapter
+from infill_engine.catalogue import Machine
 from infill_engine.config import EngineConfig
 from infill_engine.core import ModelError
 from infill_engine.engine import Engine
@@ -62,6 +63,15 @@ def device(wanted: str) -> str:
     if wanted not in devices:
         raise ModelError(f"there is no device {wanted!r} here: use one of auto, {', '.join(devices)}")
     return wanted
+
+
+def machine(wanted: str = "auto") -> Machine:
+    """What a model would run on. Raises as `device` does."""
+    on = device(wanted)
+    if on == "cpu":
+        return Machine(on, _host_bytes("MemTotal"), _free_bytes(on), physical_cores())
+    name, total = torch.cuda.get_device_name(on), int(torch.cuda.mem_get_info(on)[1])
+    return Machine(name, total, _free_bytes(on), physical_cores())
 
 
 #: Asks for the embedded model's base as it is, without an adapter.
@@ -185,12 +195,15 @@ def _fits(checkpoint: Checkpoint, form: Form, floating: torch.dtype, contexts: i
 
 def _free_bytes(on: str) -> int:
     """Memory that a device has left."""
-    if on != "cpu":
-        return int(torch.cuda.mem_get_info(on)[0])
+    return int(torch.cuda.mem_get_info(on)[0]) if on != "cpu" else _host_bytes("MemAvailable")
+
+
+def _host_bytes(line: str) -> int:
+    """What the kernel says of this machine's memory; where it does not, all that there is."""
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        return int(lines["MemAvailable"].split()[0]) * 1024
+        return int(lines[line].split()[0]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
