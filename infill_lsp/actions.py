@@ -8,7 +8,6 @@ belongs there, is decided elsewhere.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -146,6 +145,7 @@ async def _fill(ls: InfillServer, order: Order, token: int | str | None) -> Answ
     from infill_engine.protocol import InfillRequest
 
     from infill_lsp.fill import MAX_SITES, FillError, Superseded, fill
+    from infill_lsp.suggestions import document_name
 
     snapshot = ls.snapshot(order.uri, START)
     if snapshot is None:
@@ -161,7 +161,7 @@ async def _fill(ls: InfillServer, order: Order, token: int | str | None) -> Answ
     workspace, path = ls.place(order.uri)
     ask = InfillRequest(
         client=ls.client_id,
-        document=hashlib.sha256(order.uri.encode(errors="replace")).hexdigest(),
+        document=document_name(order.uri, purpose=order.uri),  # Cells are filled apart, also at the same time.
         version=snapshot.version,
         language=snapshot.language,
         workspace=workspace,

@@ -220,7 +220,9 @@ class Suggestions:
             written = await self._write(request, snapshot, wanted, heard=not found and not purpose)
             result = self._edit(snapshot, gap, written, question.trigger)
             if not found:
-                unfinished = written.final.reason in ("deadline", "starting")
+                # What is not worth showing so far will hardly be with more behind it.
+                silent = isinstance(result, Silence) and written.candidate is not None
+                unfinished = written.final.reason in ("deadline", "starting") and not silent
                 reason = result.reason if isinstance(result, Silence) else _sure(written)
             if isinstance(result, Silence) or any(_alike(result.text, text) for text in avoid):
                 break
@@ -357,7 +359,7 @@ def accepted(snapshot: Snapshot, edit: Edit) -> Snapshot:
 
 def document_name(uri: str, purpose: str = "") -> str:
     """What the engine knows a document by: all cells of a notebook are one, so that what is encoded of the others
-    serves each. `purpose` keeps its requests apart."""
+    serves each. `purpose` keeps its requests apart: each supersedes only those of the same one."""
     return hashlib.sha256((uri.partition("#")[0] + purpose).encode(errors="replace")).hexdigest()
 
 

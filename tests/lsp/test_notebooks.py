@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
-from editor import Editor
+from editor import Editor, until
+from infill_engine.protocol import Final
 from lsprotocol import types
-from scripted_engine import Scripted, from_table, served
+from scripted_engine import Scripted, from_table, served, sure
 
 from infill_lsp import notebooks
 from infill_lsp.cache import MOST
@@ -248,3 +250,28 @@ async def test_an_editor_that_draws_inline_completions_has_nothing_in_its_menu(h
     async with served(engine) as (editor, _):
         result = await editor.initialize(options={"model": "m"}, text_document=inline)
         assert result.capabilities.completion_provider is None
+
+
+async def test_cells_are_filled_apart_and_see_one_another(both: tuple[Editor, InfillServer], engine: Scripted) -> None:
+    editor, _ = both
+    open_book(editor)
+    for name, text in (("a", "def f():\n    ...\nx ="), ("c", "def g():\n    ...")):
+        part = types.TextDocumentContentChangeWholeDocument(text)
+        document = types.VersionedTextDocumentIdentifier(2, uri(name))
+        content = types.NotebookDocumentCellContentChanges(document, [part])
+        change(editor, types.NotebookDocumentCellChanges(text_content=[content]))
+    engine.goes_on.clear()
+    engine.write = lambda _: [sure("first"), Final("end")]
+
+    async def fill(name: str) -> list[str]:
+        document = {"uri": uri(name), "version": 2}
+        answer = await editor.ask("infill/fill", {"textDocument": document, "ranges": [], "mode": "holes"})
+        return [edit.newText for edit in answer.edits]
+
+    both_cells = asyncio.gather(fill("a"), fill("c"))
+    await until(lambda: len(engine.requests) == 2)
+    engine.goes_on.set()
+    assert await both_cells == [["first"], ["first"]]
+    first, second = engine.requests
+    assert first.document != second.document
+    assert second.prefix == BEFORE.partition("import")[0] + "def f():\n    ...\nx =\n\nreturn \n\ndef g():\n"

@@ -248,6 +248,27 @@ async def test_what_the_deadline_cut_short_is_finished_and_the_editor_told(home:
         assert typed(engine) == 1
 
 
+async def test_what_is_not_worth_showing_so_far_is_not_asked_for_again(typing: Editor, engine: Scripted) -> None:
+    engine.write = lambda _: [sure(")"), Final("deadline")]
+    typing.open("return \n")
+    assert await offered(typing, 0, 7) == []
+    assert (await typing.ask("infill/why", where(typing, 0, 7))).reason.startswith("closers")
+    assert [request.priority for request in engine.requests] == ["typed"]
+
+
+async def test_who_got_nothing_since_it_was_all_read_too_late_gets_it_with_more_time(home: Path) -> None:
+    def write(request: InfillRequest) -> list[Event]:
+        return [Final("deadline")] if request.priority == "typed" else from_table(TABLE)(request)
+
+    engine = Scripted(write)
+    async with served(engine) as (editor, _):
+        await editor.initialize(options={"model": "m"}, declares={"infill": {"refresh": True}})
+        editor.open("return \n")
+        assert await offered(editor, 0, 7) == []
+        await until(lambda: bool(editor.refreshes))
+        assert await offered(editor, 0, 7) == ["first + second"]
+
+
 async def test_an_engine_that_becomes_ready_answers_who_got_nothing(home: Path) -> None:
     away = True
 
