@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, cast
 
 import torch
-from infill_kernels import Head, logits, moved, unmask
+from infill_kernels import Head, logits, unmask
 from torch import Tensor
 
 from infill_engine.config import EngineConfig
@@ -35,7 +35,6 @@ from infill_engine.core import (
 )
 from infill_engine.gap import GapText
 from infill_engine.lengths import LengthSearch
-from infill_engine.policy import SeededNoise
 from infill_engine.protocol import Event, Frame, InfillRequest, Reason, Slot
 from infill_engine.run import Filling, Run, in_time, see
 from infill_engine.tokenizer import Healed, LineTokenizer
@@ -47,6 +46,9 @@ LINE_SLOTS = 32
 #: not see each other, and seldom go together where they are not sure.
 LATE_PROB = 0.5
 
+#: Bytes of logits that are read at once: a pass with many rows of a large vocabulary takes several of as many.
+READ_BYTES = 128 << 20
+
 #: Makes of a request: the last segments before the gap, of those of whole lines the tokens, and the cursor line.
 Split = Callable[[InfillRequest], tuple[list[str], list[tuple[int, ...]], Healed]]
 
@@ -57,10 +59,15 @@ class OpenRun(Run):
 
     noise: Noise
     canvas: OpenCanvas = field(init=False)
+    #: What stands behind the slots, as far as there is room for it.
+    right: Sequence[int] = ()
     #: Slots that the canvas was laid out with.
     size: int = 0
     #: Slots whose tokens are in the text.
     written: int = 0
+    #: The slots of canvases before it, and how many bytes they say.
+    earlier: tuple[Slot, ...] = ()
+    begun: int = 0
     #: While lengths are tried: the search, and the first pass over the best canvas so far.
     search: LengthSearch | None = None
     best: tuple[OpenCanvas, Rows, Any] | None = None
@@ -82,17 +89,20 @@ class OpenFilling:
         split: Split,
         after: Callable[[InfillRequest], list[int]],
         offered: Callable[[InfillRequest], list[tuple[list[int], bool]]],
+        noise: Callable[[int], Noise],
     ) -> None:
         """window: the lines that the prefix stream should hold; split, after: what stands before and after the gap,
-        tokenised; offered: of each snippet that comes with a request the tokens, and whether they are to be seen."""
+        tokenised; offered: of each snippet that comes with a request the tokens, and whether they are to be seen;
+        noise: a request's, made of its seed."""
         facts = denoiser.facts.open
         assert facts is not None, "a family that sees both sides says how"
         self._denoiser, self._cache, self._tokenizer, self._config = denoiser, cache, tokenizer, config
         self._facts, self._mask_id = facts, denoiser.facts.mask_id
         self._policy = policy
         self._window, self._split, self._after, self._offered = window, split, after, offered
+        self._noise = noise
         self._head = lru_cache(8)(self._without)
-        self.stages = Filling(self.begin, self.prepare, self.next_pass, self.step, self.close)
+        self.stages = Filling(self.begin, self.prepare, self.next_pass, self.step, self.close, self.go_on)
 
     def begin(self, request: InfillRequest, started: float, lease: Lease) -> OpenRun:
         """Tokenises, once a request."""
@@ -108,7 +118,7 @@ class OpenFilling:
             head=head,
             after=self._after(request),
             text=GapText(request, head.rest),
-            noise=SeededNoise(int.from_bytes(seed, "big") >> 1),  # the same request gets the same answer
+            noise=self._noise(int.from_bytes(seed, "big") >> 1),  # the same request gets the same answer
         )
 
     def prepare(self, run: OpenRun) -> Generator[None, None, Reason | None]:
@@ -138,7 +148,7 @@ class OpenFilling:
         else:
             room = LINE_SLOTS if run.request.max_lines == 1 else run.request.max_tokens
             size = next((n for n in facts.lengths if n >= room), facts.lengths[-1])
-        run.canvas = OpenCanvas.of(prefix.length, on_canvas, (), right)
+        run.right, run.canvas = right, OpenCanvas.of(prefix.length, on_canvas, (), ())
         self._lay_out(run, size)
         return None
 
@@ -177,6 +187,19 @@ class OpenFilling:
         events: list[Event] = [self._frame(run)] if run.request.frames else []
         return reason, events if reason is not None else [*events, *run.news(finished_line)]
 
+    def go_on(self, run: OpenRun) -> Generator[None, None, Reason | None]:
+        """Where a full canvas does not end the text, encodes it behind the prefix and lays out the next one there."""
+        if not run.canvas.full:
+            return None
+        work = self._cache.extend(run.contexts.prefix, run.canvas.slots, run.lease)
+        prefix = yield from in_time(run, work)
+        if prefix is None:
+            return "deadline"
+        run.earlier, run.begun = self._frame(run).slots, run.text.length + len(run.text.rest)
+        run.written, run.canvas = 0, OpenCanvas.of(prefix.length, (), (), ())
+        self._lay_out(run, run.size)
+        return None
+
     def close(self, run: OpenRun, reason: Reason) -> None:
         """At the deadline takes what open slots are predicted to hold, as far as that is sure."""
         if reason != "deadline" or not run.steps:
@@ -201,14 +224,10 @@ class OpenFilling:
 
         Rows are read together as far as they are read alike. Raises `FloatingPointError` where the model says nothing.
         """
-        alike: dict[tuple[float, tuple[int, ...]], list[int]] = {}
-        for i, one in enumerate(passes):
-            reading = one.reading or Reading()
-            alike.setdefault((reading.temperature, reading.refused), []).append(i)
         said: list[Tensor] = []
         order: list[int] = []
         after = list(states)
-        for (temperature, refused), which in alike.items():
+        for (temperature, refused), which in self._alike(passes):
             together = [passes[i] for i in which]
             rows, soft = self._say(together, torch.cat([hidden[i] for i in which]), temperature, refused)
             sizes = [one.rows for one in together]
@@ -222,6 +241,18 @@ class OpenFilling:
         read = dict(zip(order, map(_rows, on_host), strict=True))
         return [read[i] for i in range(len(passes))], after
 
+    def _alike(self, passes: Sequence[Pass]) -> Iterator[tuple[tuple[float, tuple[int, ...]], list[int]]]:
+        """Which passes are read together, those with many rows each by itself: (temperature, refused), their places."""
+        most = READ_BYTES // (4 * len(self._denoiser.head.weight))
+        alike: dict[tuple[float, tuple[int, ...]], list[list[int]]] = {}
+        for i, one in enumerate(passes):
+            reading = one.reading or Reading()
+            groups = alike.setdefault((reading.temperature, reading.refused), [[]])
+            if groups[-1] and sum(passes[j].rows for j in groups[-1]) + one.rows > most:
+                groups.append([])
+            groups[-1].append(i)
+        return ((key, which) for key, groups in alike.items() for which in groups)
+
     def _say(
         self, passes: Sequence[Pass], hidden: Tensor, temperature: float, refused: tuple[int, ...]
     ) -> tuple[Tensor, Tensor | None]:
@@ -233,19 +264,19 @@ class OpenFilling:
         scales = [(one.reading or Reading()).noise for one in passes]
         noise = None
         if any(scales):
-            noise = torch.zeros(len(hidden), vocab)
+            noise = torch.zeros(len(hidden), vocab, device=hidden.device)
         for one, scale in zip(passes, scales, strict=True):
             sets |= {at + row: ids for row, ids in one.allowed.items()}
             if noise is not None and scale:
                 assert one.noise is not None
-                noise[at : at + one.rows] = scale * one.noise.gumbel(one.rows, vocab)
+                noise[at : at + one.rows] = one.noise.gumbel(one.rows, vocab, hidden.device).mul_(scale)
             at += one.rows
         outputs = unmask(
             hidden,
             head,
             temperature=temperature,
             allowed=head.allow(len(hidden), sets) if sets else None,
-            noise=None if noise is None else moved(noise, hidden.device),
+            noise=noise,
             soft=self._facts.soft,
         )
         end = torch.full_like(outputs.token, self._denoiser.facts.end_id)
@@ -291,8 +322,10 @@ class OpenFilling:
 
     def _lay_out(self, run: OpenRun, size: int) -> None:
         """A new canvas of so many slots in the place of this one."""
-        old = run.canvas
-        run.canvas = OpenCanvas.of(old.origin, old.left, self._blank(run, size), old.right)
+        old, right, most = run.canvas, run.right, self._facts.canvas
+        if most is not None:
+            right = right[: max(0, most - size - len(old.left))]
+        run.canvas = OpenCanvas.of(old.origin, old.left, self._blank(run, size), right)
         run.state, run.size = None, size
 
     def _take(self, run: OpenRun) -> tuple[Reason | None, bool]:
@@ -315,7 +348,7 @@ class OpenFilling:
             finished_line |= written >= 0 and piece.startswith(b"\n")
             if reason is not None:
                 return reason, finished_line
-        if not canvas.full:
+        if not canvas.full or (self._facts.goes_on and not canvas.right):
             return None, finished_line
         # The suffix follows: the gap is as long as the canvas, of which no pass said how probable that is.
         text.score(text.length, None, min(canvas.prob, default=1.0))
@@ -337,7 +370,7 @@ class OpenFilling:
 
     def _frame(self, run: OpenRun) -> Frame:
         """The canvas as it stands after a step."""
-        slots, offset, canvas, codec = [], 0, run.canvas, self._tokenizer.codec
+        slots, offset, canvas, codec = list(run.earlier), run.begun, run.canvas, self._tokenizer.codec
         for slot in range(canvas.size):
             token = canvas.predicted[slot]
             piece = codec.tokens[token] if token >= 0 else b""

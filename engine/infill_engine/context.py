@@ -144,6 +144,14 @@ class ContextCache:
         entry.tokens = tokens[:end]
         return (yield from self._extend(key, entry, lease)), tokens[end:]
 
+    def extend(self, kv: ContextKV, tokens: Sequence[int], lease: Lease) -> Generator[None, None, ContextKV]:
+        """Encodes what a gap was filled with behind the stream that the lease holds. The next request of the document
+        finds it there as far as it was taken. Raises `MemoryError` as `stream` does."""
+        entry = next(held for held in lease.entries if held.kv is kv)
+        entry.tokens = [*entry.tokens, *tokens]
+        key = next((key for key, own in self._entries.items() if own is entry), ())
+        return (yield from self._extend(key, entry, lease))
+
     def block(self, tokens: Sequence[int], lease: Lease) -> Generator[None, None, ContextKV]:
         """Encodes a piece alone, behind the family's opening; returns its kv. Raises `MemoryError` as `stream` does."""
         key = tuple(tokens)

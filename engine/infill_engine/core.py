@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, cast
 
+import torch
 from infill_kernels import BRANCH, LEFT, OPEN, Head
 from torch import Tensor
 
@@ -266,6 +267,11 @@ class OpenFacts:
     most: int = 64
     #: The most tokens that prefix, canvas and suffix may have together; None: as many as there are.
     positions: int | None = None
+    #: The most tokens that slots and suffix may have together; None: any number. The suffix is cut to it.
+    canvas: int | None = None
+    #: Whether a canvas that is full, without an end and with nothing behind it, is encoded behind the prefix and
+    #: followed by another one.
+    goes_on: bool = False
     #: Whether text before the gap is healed: taken back to a boundary, and written again by the first slots.
     heals: bool = True
     #: Stands behind the suffix where that is all there is.
@@ -404,8 +410,9 @@ class Pass:
 class Noise(Protocol):
     """Where a request's chance comes from: an input, so that a trace can be replayed."""
 
-    def gumbel(self, rows: int, vocab: int) -> Tensor:
-        """fp32 [rows, vocab], independent standard Gumbel draws, on any device."""
+    def gumbel(self, rows: int, vocab: int, device: torch.device) -> Tensor:
+        """fp32 [rows, vocab], independent standard Gumbel draws, made where they are wanted: for 128 rows of a large
+        vocabulary they are 134 MB."""
 
     def ids(self, count: int, vocab: int) -> list[int]:
         """Ids drawn uniformly from [0, vocab)."""

@@ -31,6 +31,7 @@ from infill_engine.core import (
     CommitPolicy,
     Contexts,
     Denoiser,
+    Noise,
     OpenDenoiser,
     OpenPolicy,
     Outcome,
@@ -41,7 +42,7 @@ from infill_engine.core import (
 )
 from infill_engine.gap import GapText, columns
 from infill_engine.lookup import AFTER, BEFORE, LastTexts, Lookup
-from infill_engine.policy import VerifiedPolicy, decoding
+from infill_engine.policy import SeededNoise, VerifiedPolicy, decoding
 from infill_engine.protocol import (
     Candidate,
     Event,
@@ -147,9 +148,11 @@ class Engine:
         dtype: str = "fp32",
         memory: Memory | None = None,
         workspaces: Workspaces | None = None,
+        noise: Callable[[int], Noise] = SeededNoise,
     ) -> None:
         """policy: for the kind of canvas that the family fills. memory: of what is mixed into what the model says;
-        workspaces: whose documents count beside the open file. A family that sees both sides has neither."""
+        workspaces: whose documents count beside the open file. A family that sees both sides has neither; noise: its
+        chance, made of a request's seed."""
         self.name, self.device, self.dtype = name, device, dtype
         self._denoiser = denoiser
         self._policy = cast(CommitPolicy | None, policy) or VerifiedPolicy(config.mask_prob)
@@ -175,7 +178,7 @@ class Engine:
         self._masks = denoiser.facts.lookahead if config.masks is None else config.masks
         self._groups = denoiser.facts.groups if config.mask_groups is None else config.mask_groups
         #: Of a family that sees both sides.
-        self._open = self._opened(cast(OpenPolicy | None, policy)) if facts is not None else None
+        self._open = self._opened(cast(OpenPolicy | None, policy), noise) if facts is not None else None
         verified = Filling(self._begin, self._prepare, self._next_pass, self._step, self._finish)
         self._filling = verified if self._open is None else self._open.stages
 
@@ -214,6 +217,7 @@ class Engine:
                     outcome = yield filling.next_pass(run)
                     reason, events = ("deadline", []) if outcome is None else filling.step(run, outcome)
                     yield from events
+                    reason = reason or (yield from filling.go_on(run))
             finally:
                 if not any(request.avoid):  # who types on goes on with the first text
                     self._texts.keep(run.document, run.before, run.text.candidate().text)
@@ -372,7 +376,7 @@ class Engine:
     def _said(self, tokens: Sequence[int]) -> str:
         return self._tokenizer.text(tokens).decode(errors="replace")
 
-    def _opened(self, policy: OpenPolicy | None) -> OpenFilling:
+    def _opened(self, policy: OpenPolicy | None, noise: Callable[[int], Noise]) -> OpenFilling:
         """What fills canvases that are open on both sides."""
         return OpenFilling(
             cast(OpenDenoiser, self._denoiser),
@@ -384,6 +388,7 @@ class Engine:
             split=self._split,
             after=self._after,
             offered=self._offered,
+            noise=noise,
         )
 
     def _window(self, run: Run, after: Sequence[int] = ()) -> tuple[tuple[int, ...], ...]:

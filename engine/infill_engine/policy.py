@@ -189,18 +189,24 @@ class AnnealedPolicy:
 
 
 class SeededNoise:
-    """Torch's own generator: the same seed draws the same."""
+    """Torch's own generators, one a device: the same seed draws the same there."""
 
     def __init__(self, seed: int) -> None:
-        self._generator = torch.Generator().manual_seed(seed)
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
 
-    def gumbel(self, rows: int, vocab: int) -> Tensor:
-        uniform = torch.rand(rows, vocab, generator=self._generator)
-        return -(-uniform.clamp(min=1e-20).log()).log()
+    def gumbel(self, rows: int, vocab: int, device: torch.device) -> Tensor:
+        drawn = torch.rand(rows, vocab, generator=self._generator(device), device=device)
+        return drawn.clamp_(min=1e-20).log_().neg_().log_().neg_()  # in one buffer
 
     def ids(self, count: int, vocab: int) -> list[int]:
-        drawn: list[int] = torch.randint(vocab, (count,), generator=self._generator).tolist()
+        drawn: list[int] = torch.randint(vocab, (count,), generator=self._generator(torch.device("cpu"))).tolist()
         return drawn
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+        return self._generators[device]
 
 
 def apart(canvas: OpenCanvas, tokens: Sequence[int], accepted: Sequence[int]) -> list[int]:

@@ -110,6 +110,12 @@ class Run:
         return Final(reason, timing=timing)
 
 
+def _stays(run: Any) -> Generator[None, None, Reason | None]:
+    """Of a canvas that is followed by none."""
+    yield from ()
+    return None
+
+
 class Filling(NamedTuple):
     """How a gap is filled: what differs between kinds of canvas. Each takes the `Run` that `begin` makes."""
 
@@ -121,6 +127,8 @@ class Filling(NamedTuple):
     step: Callable[[Any, Outcome], tuple[Reason | None, list[Event]]]
     #: Closes the text when it ended for a reason.
     close: Callable[[Any, Reason], None]
+    #: Lays out another canvas behind one that is full, where the text goes on; "deadline" if that came first.
+    go_on: Callable[[Any], Generator[None, None, Reason | None]] = _stays
 
 
 def in_time(run: Run, work: Generator[None, None, T]) -> Generator[None, None, T | None]:

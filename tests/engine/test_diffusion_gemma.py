@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +12,16 @@ from typing import Any
 
 import pytest
 import torch
+from infill_engine import models
 from infill_engine.checkpoint import Loaded, opened
 from infill_engine.config import EngineConfig
-from infill_engine.core import Contexts, OpenCanvas, Pass, Rows, complete
+from infill_engine.core import Contexts, ModelError, OpenCanvas, Outcome, Pass, Rows, complete
 from infill_engine.engine import Engine
-from infill_engine.families.diffusion_gemma import _KV, DiffusionGemma, DiffusionGemmaDenoiser, Shape, facts
+from infill_engine.families.diffusion_gemma import _KV, DiffusionGemma, DiffusionGemmaDenoiser
 from infill_engine.policy import AnnealedPolicy, SeededNoise
+from infill_engine.protocol import Candidate, Final, Frame, InfillRequest
+from small_checkpoint import GEMMA_CANVAS, gemma, save_gemma
+from small_tokenizer import CONTROLS
 from torch import Tensor
 
 transformers = pytest.importorskip("transformers", minversion="5.11", reason="transformers with DiffusionGemma")
@@ -27,58 +33,7 @@ VOCAB, WINDOW, CANVAS = 128, 16, 8
 
 
 def tiny(gain: float = 1.0) -> Any:
-    """transformers' model, every weight random, those that begin as ones too: a norm left out would not show. gain: of
-    what the layers add; where it is small, what a slot holds is what is predicted there."""
-    torch.manual_seed(0)
-    text = transformers.DiffusionGemmaTextConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        global_head_dim=16,
-        num_global_key_value_heads=1,
-        sliding_window=WINDOW,
-        num_experts=4,
-        top_k_experts=2,
-        moe_intermediate_size=16,
-        max_position_embeddings=512,
-        use_bidirectional_attention="vision",
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=2,
-    )
-    vision = transformers.Gemma4VisionConfig(
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=8,
-        patch_size=4,
-    )
-    config = transformers.DiffusionGemmaConfig(
-        text_config=text,
-        vision_config=vision,
-        canvas_length=CANVAS,
-        boi_token_id=120,
-        eoi_token_id=121,
-        image_token_id=122,
-    )
-    model = transformers.DiffusionGemmaForBlockDiffusion(config).eval()
-    model.set_experts_implementation("eager")
-    with torch.no_grad():
-        unlike = {tensor.data_ptr(): (name, tensor) for name, tensor in model.state_dict().items()}
-        for name, tensor in unlike.values():
-            if name.endswith(("norm.weight", "scale", "layer_scalar", "norm_1.weight", "norm_2.weight")):
-                tensor.uniform_(0.5, 1.5)
-                if name.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")):
-                    tensor.mul_(gain)
-            elif tensor.dim() > 1:  # self-conditioning less, lest rounding grow tenfold with each pass of a trace
-                tensor.mul_(2 if "self_conditioning" in name else 10)
-    return model
+    return gemma(VOCAB, CANVAS, gain, WINDOW)
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +49,15 @@ def folder(reference: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def ours(folder: Path, dtype: torch.dtype = torch.float32) -> DiffusionGemma:
+def family(folder: Path, dtype: torch.dtype = torch.float32) -> DiffusionGemmaDenoiser:
+    """As it is loaded, but for a vocabulary of which every id is text."""
     checkpoint = opened(folder)
-    return DiffusionGemma(Shape.of(checkpoint.config), Loaded(checkpoint, "cpu", dtype, "stored"), "cpu")
+    text = [b"%d " % i for i in range(VOCAB)]
+    return DiffusionGemmaDenoiser(checkpoint.config, Loaded(checkpoint, "cpu", dtype, "stored"), text)
+
+
+def ours(folder: Path, dtype: torch.dtype = torch.float32) -> DiffusionGemma:
+    return family(folder, dtype).model
 
 
 def encoded(model: DiffusionGemma, tokens: Sequence[int], chunk: int = 1000) -> _KV:
@@ -266,7 +227,7 @@ def generated(
             return torch.tensor(noise.ids(size[1], VOCAB)).view(size)
 
     def multinomial(probs: Tensor, num_samples: int) -> Tensor:
-        return (probs.log() + noise.gumbel(*probs.shape)).argmax(-1, keepdim=True)
+        return (probs.log() + noise.gumbel(*probs.shape, probs.device)).argmax(-1, keepdim=True)
 
     trace = Trace()
     sampler = EntropyBoundSamplerConfig(entropy_bound=options.pop("bound"))
@@ -287,23 +248,22 @@ def generated(
 
 
 def ours_generated(
-    model: DiffusionGemma, prefix: Tensor, noise: SeededNoise, blocks: int, policy: AnnealedPolicy
+    engine: Engine, prefix: Sequence[int], noise: SeededNoise, blocks: int, policy: AnnealedPolicy, size: int = CANVAS
 ) -> tuple[list[int], list[list[int]]]:
-    """The same by the engine's passes and the family's policy; a canvas that is full is encoded behind the prefix."""
-    family = DiffusionGemmaDenoiser(model, facts({"text_config": {"vocab_size": VOCAB}, "canvas_length": CANVAS}, {}))
-    engine = Engine("trace", family, Ids(), EngineConfig(memory=False))
-    kv = encoded(model, prefix.tolist())
+    """The same by an engine's passes and a policy; a canvas that is full is encoded behind the prefix."""
+    denoiser = engine._denoiser
+    kv = encoded(denoiser.model, prefix)
     text: list[int] = []
     drafts: list[list[int]] = []
     for _ in range(blocks):
-        canvas, state = OpenCanvas.of(kv.length, (), noise.ids(CANVAS, VOCAB), ()), None
+        canvas, state = OpenCanvas.of(kv.length, (), noise.ids(size, len(denoiser.head.weight)), ()), None
         while not canvas.full:
             asked = Pass(canvas, Contexts(kv), state, reading=policy.reading(canvas), noise=noise)
             (outcome,) = engine.denoise([asked])
             canvas, state = policy.step(canvas, outcome.rows, noise), outcome.state
             drafts.append(outcome.rows.token)
         text += canvas.slots
-        complete(family.encode(canvas.slots, kv))
+        complete(denoiser.encode(canvas.slots, kv))
     return text, drafts
 
 
@@ -330,7 +290,8 @@ def test_the_whole_trace_is_that_of_transformers(
         t_max=hottest,
         confidence_threshold=settled,
     )
-    text, drafts = ours_generated(ours(tmp_path), prefix, SeededNoise(1), 2, policy)
+    engine = Engine("trace", family(tmp_path), Ids(), EngineConfig(memory=False))
+    text, drafts = ours_generated(engine, prefix.tolist(), SeededNoise(1), 2, policy)
     assert drafts == trace.drafts
     assert text == wanted
     assert len(drafts) == passes
@@ -338,16 +299,16 @@ def test_the_whole_trace_is_that_of_transformers(
 
 @torch.inference_mode()
 def test_a_pinned_suffix_shares_the_canvas_and_is_expected_to_be_what_it_is(reference: Any, folder: Path) -> None:
-    model = ours(folder)
-    family = DiffusionGemmaDenoiser(model, facts({"text_config": {"vocab_size": VOCAB}, "canvas_length": CANVAS}, {}))
+    denoiser = family(folder)
+    model = denoiser.model
     prefix, ids = drawn(3, 20)
     kv = encoded(model, prefix.tolist())
     canvas = OpenCanvas.of(kv.length, (), ids[:5].tolist(), ids[5:].tolist())
-    (first,), (state,) = family.denoise([canvas], [Contexts(kv)], [None])
+    (first,), (state,) = denoiser.denoise([canvas], [Contexts(kv)], [None])
     wanted = reference(input_ids=prefix[None], decoder_input_ids=ids[None]).logits[0]
     torch.testing.assert_close(logits(model, first), wanted[:5], rtol=1e-4, atol=1e-4)
-    state = family.condition(state, wanted[:5].softmax(-1) @ model.embedding)
-    (second,), _ = family.denoise([canvas], [Contexts(kv)], [state])
+    state = denoiser.condition(state, wanted[:5].softmax(-1) @ model.embedding)
+    (second,), _ = denoiser.denoise([canvas], [Contexts(kv)], [state])
     certain = torch.full_like(wanted, -1e4).scatter(1, ids[:, None], 0.0)
     before = torch.cat([wanted[:5], certain[5:]])[None]
     again = reference(input_ids=prefix[None], decoder_input_ids=ids[None], self_conditioning_logits=before).logits[0]
@@ -362,3 +323,154 @@ def test_the_policy_never_touches_what_is_pinned_and_counts_only_what_is_open() 
     assert not once.full
     assert (once.slots, once.right) == ((1, 6, 2), (9,))
     assert policy.step(once, rows, noise).full  # unchanged, and sure
+
+
+# Served.
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("served")
+    save_gemma(folder)
+    return folder
+
+
+def serve(folder: Path, **config: Any) -> Engine:
+    return models.load(EngineConfig(model=str(folder), dtype="fp32", **config), lambda message, progress: None)
+
+
+def ask(**fields: Any) -> InfillRequest:
+    return InfillRequest(client="c", document="d", **{"deadline_ms": 60_000, "head": "x = f(", **fields})
+
+
+class Watched:
+    """What an engine's passes had and said."""
+
+    def __init__(self, engine: Engine, patch: pytest.MonkeyPatch) -> None:
+        self.canvases: list[OpenCanvas] = []
+        self.rows: list[Rows] = []
+        inner = engine.denoise
+
+        def denoise(passes: Sequence[Pass]) -> list[Outcome]:
+            outcomes = inner(passes)
+            self.canvases += [one.canvas for one in passes]
+            self.rows += [outcome.rows for outcome in outcomes]
+            return outcomes
+
+        patch.setattr(engine, "denoise", denoise)
+
+
+def answer(engine: Engine, request: InfillRequest) -> tuple[str, Final]:
+    *events, final = engine.events(request, time.monotonic())
+    assert isinstance(final, Final)
+    return next((event.text for event in reversed(events) if isinstance(event, Candidate)), ""), final
+
+
+def test_a_folder_is_served_and_says_text_only(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = serve(checkpoint)
+    watched, pieces = Watched(engine, monkeypatch), engine._tokenizer.codec.tokens
+    wanted = ask(prefix="import os\n" * 9, tail=")", suffix="\nprint(x)\n", max_lines=4, max_tokens=40)
+    text, final = answer(engine, wanted)
+    assert final.reason in ("end", "limit")
+    assert text
+    assert not any(name in text for name in CONTROLS)
+    assert (text, final.timing.steps) == (answer(engine, wanted)[0], final.timing.steps)
+    ends = engine._denoiser.facts.open.ends
+    said = {token for rows in watched.rows for token in (*rows.token, *rows.sample)}
+    assert all(pieces[token] or token in ends for token in said)
+    assert len(said) > 40
+
+
+def test_the_suffix_is_on_the_canvas_and_stays_what_it_is(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each pass, behind slots that all change; no more of it than there is room for, and no row for it."""
+    engine = serve(checkpoint, suffix_tokens=120)
+    suffix = "\n" + "print(x)\n" * 60
+    watched = Watched(engine, monkeypatch)
+    answer(engine, ask(suffix=suffix, max_lines=4, max_tokens=60))
+    right = tuple(engine._tokenizer.encode(suffix)[: GEMMA_CANVAS - 64])
+    assert {canvas.right for canvas in watched.canvases} == {right}
+    assert {canvas.size for canvas in watched.canvases} == {64}
+    assert len(watched.canvases) > 1
+    assert all(len(rows) == canvas.rows for rows, canvas in zip(watched.rows, watched.canvases, strict=True))
+    short = Watched(engine, monkeypatch)
+    answer(engine, ask(suffix=suffix, max_lines=1))
+    assert len(short.canvases[-1].tokens) == 32 + len(engine._tokenizer.encode(suffix)[:96])
+
+
+def test_a_full_canvas_is_encoded_and_followed_by_another_where_nothing_stands_behind_it(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Block by block, which is what the published loop does."""
+    loaded = serve(checkpoint)
+    denoiser, codec = loaded._denoiser, loaded._tokenizer.codec
+    denoiser.head = replace(denoiser.head, banned=torch.tensor([not piece for piece in codec.tokens]))  # it goes on
+    engine = Engine("blocks", denoiser, codec, EngineConfig(), noise=lambda seed: SeededNoise(7))
+    watched = Watched(engine, monkeypatch)
+    *events, final = engine.events(ask(head="x)", max_lines=99, max_tokens=150, frames=True), time.monotonic())
+    prefix = [*denoiser.facts.opening, *codec.encode("x)")]
+    assert sorted({canvas.origin for canvas in watched.canvases}) == [len(prefix) + block for block in (0, 64, 128)]
+    seen = [rows.token for rows in watched.rows]
+    written, drafts = ours_generated(engine, prefix, SeededNoise(7), 3, denoiser.facts.open.policy, size=64)
+    assert seen == drafts
+    text = [event.text for event in events if isinstance(event, Candidate)][-1]
+    assert text == loaded._tokenizer.text(written[:150]).decode(errors="ignore")
+    assert final.reason == "limit"
+    assert [len(event.slots) for event in events if isinstance(event, Frame)] == [64] * 4 + [128] * 4 + [192] * 4
+
+
+def test_what_was_written_into_the_prefix_goes_with_the_next_request(checkpoint: Path) -> None:
+    """But for what of it is in the document then: that stays encoded."""
+    loaded = serve(checkpoint)
+    denoiser, codec = loaded._denoiser, loaded._tokenizer.codec
+    denoiser.head = replace(denoiser.head, banned=torch.tensor([not piece for piece in codec.tokens]))
+    engine = Engine("blocks", denoiser, codec, EngineConfig())
+    text, _ = answer(engine, ask(head="x)", max_lines=99, max_tokens=100))
+    (again, final), fresh = answer(engine, ask(head="x)", max_tokens=8)), Engine("f", denoiser, codec, EngineConfig())
+    assert again == answer(fresh, ask(head="x)", max_tokens=8))[0]
+    assert final.timing.encoded == 0
+    assert len(text) > 64
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_noise_is_drawn_where_it_is_wanted(device: str) -> None:
+    drawn = [SeededNoise(3).gumbel(64, 700, torch.device(device)) for _ in range(2)]
+    assert drawn[0].device.type == device
+    assert torch.equal(*drawn)
+    assert abs(float(drawn[0].mean()) - 0.5772) < 0.02
+    assert abs(float(drawn[0].var()) - 1.6449) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            {"canvas_length": 128, "text_config": {}},
+            "its config.json is not DiffusionGemma's: 'layer_types' is missing",
+        ),
+        ({"text_config": {"hidden_size": 48}}, r"its embedding is \[700, 32\], not \[700, 48\]"),
+        ({"text_config": {"vocab_size": 600}}, "its tokenizer has 640 ids, its weights 600"),
+        (
+            {"text_config": {"num_hidden_layers": 6, "layer_types": ["full_attention"] * 6}},
+            "q_norm.weight has 8 numbers, not 16",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_checkpoint_is_said_in_a_line(
+    checkpoint: Path, tmp_path: Path, change: dict[str, Any], told: str
+) -> None:
+    for file in checkpoint.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    config = json.loads((checkpoint / "config.json").read_text())
+    text = config["text_config"] | change["text_config"] if change["text_config"] else {}
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps({**config, **change, "text_config": text}))
+    with pytest.raises(ModelError, match=told) as error:
+        serve(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_more_tokens_than_the_model_can_read_are_refused(checkpoint: Path) -> None:
+    denoiser = serve(checkpoint)._denoiser
+    canvas = OpenCanvas.of(500, (), [1] * 8, [2] * 8)
+    with pytest.raises(ValueError, match="516 tokens are more than the model's 512"):
+        denoiser.denoise([canvas], [Contexts(_KV(denoiser.model.pools))], [None])

@@ -269,7 +269,7 @@ class Replayed:
     def __init__(self) -> None:
         self.passes = 0
 
-    def gumbel(self, rows: int, vocab: int) -> Tensor:
+    def gumbel(self, rows: int, vocab: int, device: torch.device | None = None) -> Tensor:
         self.passes += 1
         generator = torch.Generator().manual_seed(self.passes)
         return -(-torch.rand(rows, vocab, generator=generator).log()).log()

@@ -325,17 +325,20 @@ class DiffusionGemma:
 
 
 def _layer(weights: Weights, shape: Shape, i: int) -> _Layer:
-    at = f"{ROOT}layers.{i}."
+    at, head_size = f"{ROOT}layers.{i}.", shape.kinds[shape.full[i]].head_size
 
-    def norm(name: str) -> Tensor:
-        return weights.dense(f"{at}{name}.weight")
+    def norm(name: str, size: int = shape.width) -> Tensor:
+        weight = weights.dense(f"{at}{name}.weight")
+        if len(weight) != size:
+            raise ModelError(f"{at}{name}.weight has {len(weight)} numbers, not {size}: the config is another's")
+        return weight
 
     attention = ("q_proj", "k_proj") if shape.full[i] else ("q_proj", "k_proj", "v_proj")
     return _Layer(
         input_norm=norm("input_layernorm"),
         to_qkv=weights.linear(*(f"{at}self_attn.{name}.weight" for name in attention)),
-        q_norm=norm("self_attn.q_norm"),
-        k_norm=norm("self_attn.k_norm"),
+        q_norm=norm("self_attn.q_norm", head_size),
+        k_norm=norm("self_attn.k_norm", head_size),
         to_output=weights.linear(f"{at}self_attn.o_proj.weight"),
         attention_norm=norm("post_attention_layernorm"),
         mlp_norm=norm("pre_feedforward_layernorm"),
