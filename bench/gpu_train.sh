@@ -5,7 +5,7 @@
 # trains on is made beforehand, where there is a network, by `bash bench/gpu_train.sh parts`: base weights and windows
 # with gaps, cut into parts/*.part of at most 30 MiB, which may be brought over in several goes.
 #
-# MINUTES of training (7 by default, of which the last 2 with a falling rate), WINDOWS a step (8) and LR (2e-3) may be
+# MINUTES of training (7 by default, of which the last 2 with a falling rate), WINDOWS a step (8) and LR (8e-4) may be
 # set. The adapter, its log and checkpoints' end go to $OUT (out/ by default): adapter.safetensors, log.jsonl, train.txt.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -52,7 +52,7 @@ cat "$PARTS"/held-*.part > "$scratch/held.jsonl.gz"
 export INFILL_MODEL_FILE=$scratch/model.gguf
 minutes=${MINUTES:-7}
 "$PYTHON" -m infill_engine train --gaps "$scratch/train.jsonl.gz" --held "$scratch/held.jsonl.gz" --out "$scratch/run" \
-    --minutes "$minutes" --decay "${DECAY:-2}" --windows "${WINDOWS:-8}" --lr "${LR:-2e-3}" --device "${DEVICE:-auto}" \
+    --minutes "$minutes" --decay "${DECAY:-2}" --windows "${WINDOWS:-8}" --lr "${LR:-8e-4}" --device "${DEVICE:-auto}" \
     2>&1 | tee "$OUT/train.txt"
 cp "$scratch/run/adapter.safetensors" "$scratch/run/log.jsonl" "$OUT/"
 ls -l "$OUT"

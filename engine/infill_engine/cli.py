@@ -1,4 +1,4 @@
-"""The command `infill-engine`: serve, status, top, stop, models, fetch, corpus, train. Words and exit codes, no more.
+"""The command `infill-engine`: serves, tells, chooses, fetches, trains. Words and exit codes, no more.
 
 Exit codes: 0 done, 1 a fault (one line on stderr), 2 wrong usage.
 """
@@ -11,6 +11,7 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -29,6 +30,8 @@ from infill_engine.protocol import cache_dir
 _KEY_VARIABLE = "INFILL_API_KEY"
 #: Columns of a table that a terminal may wrap rather than that paths are cut off.
 _WIDE = 240
+#: Seconds between two looks at an engine that is starting.
+_LOOK_S = 0.1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -117,6 +120,9 @@ def _parser() -> argparse.ArgumentParser:
     models.add_argument("--json", action="store_true", help="print it as JSON")
     models.add_argument("--device", default=default.device, help="as of `serve` (default: %(default)s)")
     models.set_defaults(run=_models)
+    use = commands.add_parser("use", help="choose the model; an engine that runs goes over to it once it is loaded")
+    use.add_argument("name", help="as `models` lists it, a folder, a .gguf file, or a hub id such as who/what[:Q8_0]")
+    use.set_defaults(run=_use)
     commands.add_parser("fetch", help="download the embedded model's base weights").set_defaults(run=_fetch)
     corpus = commands.add_parser("corpus", help="build the text that the embedded model is trained on")
     corpus.add_argument("--manifest", type=Path, metavar="FILE", help="the packages (default: the project's own)")
@@ -131,8 +137,8 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--decay", type=float, default=0.0, metavar="MINUTES", help="at the end, with a falling rate")
     train.add_argument("--start", type=Path, metavar="FILE", help="an adapter from which a new run goes on")
     train.add_argument("--rank", type=int, default=32, help="of the updates (default: %(default)s)")
-    train.add_argument("--lr", type=float, default=1e-3, help="the learning rate (default: %(default)s)")
-    train.add_argument("--windows", type=int, default=1, help="a step (default: %(default)s)")
+    train.add_argument("--lr", type=float, default=4e-4, help="the learning rate (default: %(default)s)")
+    train.add_argument("--windows", type=int, default=2, help="a step (default: %(default)s)")
     train.add_argument("--seed", type=int, default=1, help="of all that is drawn (default: %(default)s)")
     train.add_argument("--device", default="auto", help="auto, cpu, cuda, ... (default: %(default)s)")
     train.add_argument("--threads", type=int, default=0, help="CPU threads; 0: one a core")
@@ -264,6 +270,34 @@ def _models(options: argparse.Namespace) -> int:
     console.print(table)
     console.print("* suits this machine   > is chosen: `infill-engine use NAME` chooses another")
     return 0
+
+
+def _use(options: argparse.Namespace) -> int:
+    name = _full(options.name)
+    with _reporting() as report:
+        status = process.status(catalogue.AUTO)
+        while status is not None and status.state in ("starting", "fetching"):
+            report(status.message, status.progress)
+            time.sleep(_LOOK_S)
+            status = process.status(catalogue.AUTO)
+        if status is not None and status.state == "error":  # it serves none, and ends soon
+            process.stop(catalogue.AUTO)
+            status = None
+        if status is not None and process.change(name, report):
+            print(f"infill-engine: {name} answers now")
+            return 0
+        from infill_engine import models
+
+        models.located(name, report)
+    catalogue.choose(name)
+    print(f"infill-engine: {name} is chosen, and will be loaded with the next start")
+    return 0
+
+
+def _full(name: str) -> str:
+    """A path in full, since the engine does not run where this command does."""
+    path = Path(name).expanduser()
+    return str(path.resolve()) if path.exists() and (path.is_dir() or path.suffix == ".gguf") else name
 
 
 def _short(parameters: int) -> str:

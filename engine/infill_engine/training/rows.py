@@ -57,12 +57,12 @@ class Mix:
     #: Of gaps whose block stands farther away, as behind a longer prefix.
     far: float = 0.3
     #: Of the loss that is of known tokens; the rest is of masks.
-    dense: float = 0.6
+    dense: float = 0.72
     #: Groups of masks a gap: at most, and one for so many tokens.
-    groups: int = 8
-    every: int = 2
+    groups: int = 5
+    every: int = 3
     #: Masks in a group, at most; mask j weighs `fading` to the power of j - 1.
-    masks: int = 6
+    masks: int = 5
     fading: float = 0.8
     #: Tokens of a middle at most: longer gaps are left out.
     middle: int = 160

@@ -40,15 +40,15 @@ class TrainConfig:
     #: Minutes at the end in which the learning rate goes to 0.
     decay_minutes: float = 0.0
     rank: int = 32
-    lr: float = 1e-3
+    lr: float = 4e-4
     #: Of the two rows of the embedding.
-    row_lr: float = 2e-3
+    row_lr: float = 8e-4
     warmup_steps: int = 40
     #: Windows a step.
-    windows: int = 1
+    windows: int = 2
     clip: float = 1.0
     #: How much of the average of the parameters stays in a step.
-    average: float = 0.996
+    average: float = 0.99
     seed: int = 1
     #: Windows of the held-out file that are measured, and how often.
     measured: int = 40
