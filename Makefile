@@ -66,4 +66,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 clean:  ## removes .venv and what was built
-	rm -rf .venv dist build wheels out editors/vscode/out editors/vscode/node_modules editors/vscode/*.vsix tests/e2e/.tools
+	rm -rf .venv dist build wheels out editors/vscode/bundled editors/vscode/out editors/vscode/node_modules editors/vscode/*.vsix tests/e2e/.tools

@@ -6,9 +6,10 @@ import { DenoiseView } from './denoise';
 import { Fill, type Order } from './fill';
 import { chooseAggressiveness, showMenu } from './menu';
 import { Previews } from './preview';
-import { isProgram, onPath } from './program';
+import { isProgram } from './program';
 import { tellOfRivals } from './rivals';
 import { Server } from './server';
+import { Setup } from './setup';
 import { inWords, StatusBar, type ServerStatus } from './status';
 import { Suggestions } from './suggestions';
 import { Switches, toggleEverywhere, toggleLanguage } from './switches';
@@ -22,6 +23,9 @@ class Infill implements vscode.Disposable {
   readonly fill: Fill;
   readonly view: DenoiseView;
   readonly server: Server;
+  readonly setup: Setup;
+  /** What the server said last, and what is shown of that. */
+  private heard: ServerStatus = { state: 'starting' };
   private status: ServerStatus = { state: 'starting' };
   /** Starts and stops follow one another: two restarts in a row must not race. */
   private last: Promise<void> = Promise.resolve();
@@ -31,6 +35,7 @@ class Infill implements vscode.Disposable {
     this.suggestions = new Suggestions(() => this.server.client, this.switches, this.previews);
     this.view = new DenoiseView(context.extensionUri);
     this.fill = new Fill(() => this.server.client, this.previews);
+    this.setup = new Setup(context, this.log, () => this.show(this.heard));
     this.server = new Server(
       this.log,
       {
@@ -43,6 +48,7 @@ class Infill implements vscode.Disposable {
         executeCommand: (command, given, next) =>
           command === 'infill.server.fill' ? this.fill.ordered(given[0] as Order) : next(command, given),
       },
+      () => this.setup.settings,
     );
   }
 
@@ -52,6 +58,16 @@ class Infill implements vscode.Disposable {
       await this.start();
     });
     return this.last;
+  }
+
+  /** Makes what is missing, also what a person did not want before. */
+  async setUp(): Promise<void> {
+    await this.setup.wanted();
+    await this.restart();
+  }
+
+  removeData(): Promise<void> {
+    return this.setup.removeData(() => this.server.stop());
   }
 
   showLog(): void {
@@ -75,7 +91,7 @@ class Infill implements vscode.Disposable {
   async why(): Promise<void> {
     const editor = vscode.window.activeTextEditor;
     const client = this.server.client;
-    if (editor === undefined || !client?.isRunning()) {
+    if (editor === undefined || !client?.isRunning() || this.setup.status !== undefined) {
       void vscode.window.showInformationMessage(`Infill: ${editor === undefined ? 'no editor is open' : inWords(this.status)}`);
       return;
     }
@@ -101,13 +117,12 @@ class Infill implements vscode.Disposable {
   }
 
   private async start(): Promise<void> {
-    const chosen = vscode.workspace.getConfiguration('infill').get<string>('server.path', '').trim();
-    const program = chosen || onPath('infill-lsp');
-    if (program === undefined || !isProgram(program)) {
-      const problem =
-        program === undefined
-          ? 'infill-lsp is not on the PATH: install it, or set infill.server.path.'
-          : `infill.server.path is ${program}, which is not a program.`;
+    const program = await this.setup.server();
+    if (program === undefined) {
+      return; // Why, the set-up has said.
+    }
+    if (!isProgram(program)) {
+      const problem = `infill.server.path is ${program}, which is not a program.`;
       this.show({ state: 'error', message: problem });
       this.log.error(problem);
       void offerSetting(problem);
@@ -116,6 +131,15 @@ class Infill implements vscode.Disposable {
     this.show({ state: 'starting' });
     await this.server.start(program);
     await this.look();
+    void this.engine();
+  }
+
+  /** The engine's environment takes a person's word, and minutes: the server is there meanwhile. */
+  private async engine(): Promise<void> {
+    if (await this.setup.engine()) {
+      await this.server.settingsChanged();
+      await this.look();
+    }
   }
 
   /** The server tells of a change, for no document: what is off in this one is not said in it. */
@@ -126,12 +150,10 @@ class Infill implements vscode.Disposable {
     }
   }
 
-  private show(status: ServerStatus): void {
-    this.status = status;
-    const off = status.state === 'error' ? undefined : this.switches.off(vscode.window.activeTextEditor);
-    if (off !== undefined) {
-      this.status = { ...status, state: 'off', message: off };
-    }
+  private show(heard: ServerStatus): void {
+    this.heard = heard;
+    const off = heard.state === 'error' ? undefined : this.switches.off(vscode.window.activeTextEditor);
+    this.status = this.setup.status ?? (off === undefined ? heard : { ...heard, state: 'off', message: off });
     this.bar.show(this.status);
   }
 }
@@ -183,6 +205,8 @@ export function activate(context: vscode.ExtensionContext): void {
     'infill.restart': () => infill.restart(),
     'infill.restartEngine': () => vscode.commands.executeCommand('infill.server.restartEngine'),
     'infill.showLog': () => infill.showLog(),
+    'infill.setUp': () => infill.setUp(),
+    'infill.removeData': () => infill.removeData(),
   };
   context.subscriptions.push(
     infill,

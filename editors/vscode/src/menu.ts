@@ -61,6 +61,8 @@ function caring(): Entry[] {
     { label: '$(debug-restart) Restart the server', command: 'infill.restart' },
     { label: '$(debug-restart) Restart the engine', command: 'infill.restartEngine' },
     { label: '$(output) Log', command: 'infill.showLog' },
+    { label: '$(tools) Set up what is missing', command: 'infill.setUp' },
+    { label: '$(trash) Remove all data', command: 'infill.removeData' },
     { label: '$(gear) Settings', command: 'workbench.action.openSettings', arguments: ['@ext:infill-lsp.infill'] },
   ];
 }

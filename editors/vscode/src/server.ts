@@ -53,6 +53,8 @@ export class Server {
     private readonly log: vscode.LogOutputChannel,
     private readonly listener: Listener,
     private readonly middleware: Middleware,
+    /** What the extension sets itself. */
+    private readonly own: () => object,
   ) {}
 
   get client(): LanguageClient | undefined {
@@ -125,7 +127,7 @@ export class Server {
           workspace: {
             configuration: (params) =>
               params.items.map(({ section, scopeUri }) =>
-                section === 'infill' ? serverSettings(scopeUri ? vscode.Uri.parse(scopeUri) : undefined) : null,
+                section === 'infill' ? serverSettings(scopeUri ? vscode.Uri.parse(scopeUri) : undefined, this.own()) : null,
               ),
           },
         },

@@ -11,9 +11,9 @@ const names = Object.keys(shared).map((name) => name.slice('infill.'.length));
 /** What a person set for a folder, or for none, as the nested object that the server expects.
  *
  * Not the defaults: those would hide what `infill.toml` says. Only names of the manifest: a workspace could bring others,
- * and the server would believe that a person chose them.
+ * and the server would believe that a person chose them. own: what the extension says itself, which holds over that.
  */
-export function serverSettings(folder?: Uri): object {
+export function serverSettings(folder?: Uri, own: object = {}): object {
   const configuration = workspace.getConfiguration('infill', folder);
   const settings: Nested = {};
   for (const name of names) {
@@ -22,7 +22,14 @@ export function serverSettings(folder?: Uri): object {
       put(settings, name.split('.'), configuration.get(name));
     }
   }
+  for (const [name, value] of Object.entries(own)) {
+    settings[name] = isNested(value) ? { ...(settings[name] as Nested | undefined), ...value } : value;
+  }
   return settings;
+}
+
+function isNested(value: unknown): value is Nested {
+  return typeof value === 'object' && value !== null;
 }
 
 interface Nested {

@@ -1,0 +1,141 @@
+/** The Python environments of one machine: the server's and the engine's, each by the version of the extension.
+ *
+ * One is ready once it is whole: what was interrupted is made anew. Several windows do not make the same one at once. It
+ * knows neither what is installed in one nor any editor.
+ */
+
+import { randomUUID } from 'node:crypto';
+import { readFileSync } from 'node:fs';
+import { link, mkdir, readdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
+
+import { programOf, type Variant } from './installer';
+import { isProgram } from './program';
+
+export type Kind = 'server' | 'engine';
+
+const marker = 'infill.json';
+const pollMs = 200;
+
+export class Environment {
+  constructor(
+    readonly folder: string,
+    readonly kind: Kind,
+  ) {}
+
+  get python(): string {
+    return programOf(this.folder, 'python');
+  }
+
+  /** The language server. */
+  get program(): string {
+    return programOf(this.folder, 'infill-lsp');
+  }
+
+  /** Whole, with a Python that is there still: it belongs to the system, which may replace it. */
+  get isReady(): boolean {
+    return this.marked !== undefined && isProgram(this.python);
+  }
+
+  /** Which engine was agreed to, where one was made here. */
+  get variant(): Variant | undefined {
+    return this.marked?.variant;
+  }
+
+  private get marked(): { variant?: Variant } | undefined {
+    try {
+      return JSON.parse(readFileSync(join(this.folder, marker), 'utf8')) as { variant?: Variant };
+    } catch {
+      return undefined;
+    }
+  }
+
+  /** Makes it by `fill`, unless another window has done so meanwhile. What is left of a failure is no ready one. */
+  async make(fill: () => Promise<void>, { variant, signal }: { variant?: Variant; signal?: AbortSignal } = {}): Promise<void> {
+    await mkdir(join(this.folder, '..'), { recursive: true });
+    const release = await lock(`${this.folder}.lock`, signal);
+    try {
+      if (!this.isReady) {
+        await rm(this.folder, { recursive: true, force: true });
+        await fill();
+        await writeFile(join(this.folder, marker), JSON.stringify({ variant }));
+      }
+    } finally {
+      await release();
+    }
+  }
+
+  async remove(): Promise<void> {
+    // Without the marker first: a removal that is interrupted leaves no ready one.
+    await rm(join(this.folder, marker), { force: true });
+    await rm(this.folder, { recursive: true, force: true, maxRetries: 3 });
+  }
+}
+
+export class Environments {
+  readonly server: Environment;
+  readonly engine: Environment;
+
+  /** version: what tells one installation of the extension from another; fit for a file's name. */
+  constructor(
+    readonly folder: string,
+    version: string,
+  ) {
+    this.server = new Environment(join(folder, `server-${version}`), 'server');
+    this.engine = new Environment(join(folder, `engine-${version}`), 'engine');
+  }
+
+  /** Those of other versions. */
+  async others(): Promise<Environment[]> {
+    const entries = await readdir(this.folder, { withFileTypes: true }).catch(() => []);
+    const folders = entries.filter((entry) => entry.isDirectory()).map(({ name }) => name);
+    return folders.flatMap((name) => {
+      const [, kind] = /^(server|engine)-/.exec(name) ?? [];
+      const folder = join(this.folder, name);
+      const isOurs = [this.server, this.engine].some((one) => one.folder === folder);
+      return kind === undefined || isOurs ? [] : [new Environment(folder, kind as Kind)];
+    });
+  }
+
+  /** Which engine was agreed to, in this version or another. */
+  async agreed(): Promise<Variant | undefined> {
+    const engines = [this.engine, ...(await this.others())];
+    return engines.map((one) => one.variant).find((variant) => variant !== undefined);
+  }
+}
+
+/** Waits for a file that only one process may have, and returns what gives it back. */
+async function lock(path: string, signal: AbortSignal | undefined): Promise<() => Promise<void>> {
+  const mine = `${path}.${randomUUID()}`;
+  await writeFile(mine, String(process.pid));
+  try {
+    for (;;) {
+      try {
+        await link(mine, path); // At once with its owner's name in it.
+        return () => rm(path, { force: true });
+      } catch (error) {
+        if ((error as NodeJS.ErrnoException).code !== 'EEXIST') {
+          throw error;
+        }
+      }
+      const owner = Number(await readFile(path, 'utf8').catch(() => ''));
+      if (owner > 0 && !isRunning(owner)) {
+        await rm(path, { force: true });
+      } else {
+        await sleep(pollMs, undefined, { signal });
+      }
+    }
+  } finally {
+    await rm(mine, { force: true });
+  }
+}
+
+function isRunning(pid: number): boolean {
+  try {
+    process.kill(pid, 0);
+    return true;
+  } catch (error) {
+    return (error as NodeJS.ErrnoException).code === 'EPERM';
+  }
+}
