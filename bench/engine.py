@@ -56,6 +56,39 @@ class Machine:
         return 1000 * max(read / self.bandwidth, multiplied / self.peak)
 
 
+def median_ms(work: Callable[[], object], device: str, passes: int = PASSES) -> float:
+    """The median time of `work` on a device, waited for, after some runs that do not count."""
+    took = []
+    for i in range(WARM_UP + passes):
+        began = time.perf_counter()
+        work()
+        if device != "cpu":
+            torch.cuda.synchronize()
+        if i >= WARM_UP:
+            took.append((time.perf_counter() - began) * 1000)
+    return statistics.median(took)
+
+
+def measured(dtype: str, device: str, passes: int = PASSES) -> Machine:
+    """What this machine can do in a type, with as many threads as torch has."""
+    words = torch.ones(READ_BYTES // 4, device=device)
+    bandwidth = READ_BYTES / median_ms(words.sum, device, passes) * 1000
+    if dtype == "int8":
+        from infill_kernels import cpu
+
+        # The product itself at so many rows that the weights hardly matter.
+        rows, outs, ins = 64, 4096, 576
+        team = cpu.Team(torch.get_num_threads())
+        product = cpu.Int8Head(cpu.Int8Weight.of(torch.randn(outs, ins)), outs, team)
+        x = torch.randn(rows, ins)
+    else:
+        rows = outs = ins = 1024 if device == "cpu" else 8192
+        kind = torch.bfloat16 if dtype == "bf16" else torch.float32
+        weight, x = (torch.randn(outs, ins, device=device, dtype=kind) for _ in range(2))
+        product = weight.matmul  # type: ignore[assignment]
+    return Machine(bandwidth, rows * outs * ins / median_ms(lambda: product(x), device, passes) * 1000)
+
+
 class Bench:
     """A loaded model and a clock that waits for its device."""
 
@@ -72,33 +105,7 @@ class Bench:
         self.denoiser = smollm.SmolDenoiser(tensors, dtype, device, threads=threads)
 
     def median_ms(self, work: Callable[[], object]) -> float:
-        took = []
-        for i in range(WARM_UP + PASSES):
-            began = time.perf_counter()
-            work()
-            if self.device != "cpu":
-                torch.cuda.synchronize()
-            if i >= WARM_UP:
-                took.append((time.perf_counter() - began) * 1000)
-        return statistics.median(took)
-
-    def machine(self) -> Machine:
-        words = torch.ones(READ_BYTES // 4, device=self.device)
-        bandwidth = READ_BYTES / self.median_ms(words.sum) * 1000
-        if self.dtype == "int8":
-            from infill_kernels import cpu
-
-            # The product itself at so many rows that the weights hardly matter.
-            rows, outs, ins = 64, 4096, 576
-            team = cpu.Team(torch.get_num_threads())
-            product = cpu.Int8Head(cpu.Int8Weight.of(torch.randn(outs, ins)), outs, team)
-            x = torch.randn(rows, ins)
-        else:
-            rows = outs = ins = 1024 if self.device == "cpu" else 8192
-            kind = torch.bfloat16 if self.dtype == "bf16" else torch.float32
-            weight, x = (torch.randn(outs, ins, device=self.device, dtype=kind) for _ in range(2))
-            product = weight.matmul  # type: ignore[assignment]
-        return Machine(bandwidth, rows * outs * ins / self.median_ms(lambda: product(x)) * 1000)
+        return median_ms(work, self.device)
 
     def context(self, length: int) -> Contexts:
         kv = complete(self.denoiser.encode((), None))
@@ -227,7 +234,18 @@ def own_engine(dtype: str, threads: int) -> Iterator[Own]:
 
     with tempfile.TemporaryDirectory(prefix="infill-") as folder:
         os.environ["INFILL_RUNTIME_DIR"] = folder
-        command = [sys.executable, "-m", "infill_engine", "serve", "--dtype", dtype, "--threads", str(threads)]
+        command = [
+            sys.executable,
+            "-m",
+            "infill_engine",
+            "serve",
+            "--model",
+            "embedded",
+            "--dtype",
+            dtype,
+            "--threads",
+            str(threads),
+        ]
         process = subprocess.Popen(command)
         try:
             while not protocol.socket_path("embedded").exists():
@@ -310,7 +328,7 @@ def main() -> None:
     tables: dict[str, list[list[str]]] = {}
     with torch.inference_mode():
         bench = Bench(dtype, arguments.device, arguments.threads, arguments.random_weights)
-        machine = bench.machine()
+        machine = measured(dtype, arguments.device)
         if dtype == "int8":
             torch.set_num_threads(1)  # as the engine does: its kernels have a team of their own
         where = platform.processor() or platform.machine()

@@ -88,11 +88,11 @@ def _measure(dtypes: Sequence[str], build: Callable[[str], Denoiser], tokens: Se
         other = (scores.argmax(-1) != exact.argmax(-1)).float().mean().item()
         measured[dtype] = Measured(_pass_ms(denoiser, tokens), nats, other)
         del denoiser
-        _give_back()
+        give_back()
     return measured
 
 
-def _give_back() -> None:
+def give_back() -> None:
     """Returns freed memory to the system: glibc would keep hundreds of megabytes of the type that was tried last."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
