@@ -7,6 +7,7 @@ where it was: each row has a file, named by all that its texts depend on but the
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import tempfile
 import time
@@ -18,7 +19,7 @@ from typing import TypeVar
 
 import msgspec
 import torch
-from infill_engine import models
+from infill_engine import catalogue, models
 from infill_engine.config import EngineConfig
 from infill_engine.core import Canvas, CommitPolicy, Contexts, Rows, complete
 from infill_engine.engine import Engine
@@ -148,6 +149,8 @@ class Model:
 
     @classmethod
     def load(cls, config: EngineConfig) -> Model:
+        if config.model == catalogue.AUTO:  # whichever a person has chosen is none of ours
+            config = dataclasses.replace(config, model=catalogue.EMBEDDED)
         engine = models.load(config, lambda message, progress: None)
         return cls(engine, torch.get_num_threads())
 

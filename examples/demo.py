@@ -296,7 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(
         force_terminal=False if plain else None, width=UNWRAPPED if plain else None, highlight=False, markup=False
     )
-    stays = STAYS.format("" if options.model == "embedded" else f" --model {options.model}")
+    stays = STAYS.format("" if options.model == "auto" else f" --model {options.model}")
     places = [PLACES[options.place - 1]] if options.place else PLACES
     try:
         answers = asyncio.run(_ask_everywhere(console, options.model, places))

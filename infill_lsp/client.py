@@ -270,7 +270,7 @@ class EngineClient:
     @property
     def _end_it(self) -> str:
         """What a person does with an engine that is in the way."""
-        named = "" if self.model == "embedded" else f" --model {shlex.quote(self.model)}"
+        named = "" if self.model == "auto" else f" --model {shlex.quote(self.model)}"
         return f"end it with `infill-engine stop{named}`"
 
     def _workspace(self, name: str) -> str:

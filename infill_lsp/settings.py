@@ -144,7 +144,13 @@ class Settings(Struct, frozen=True, rename="camel"):
     priming: Priming = Priming()
     completion: Completion = Completion()
     holes: Holes = Holes()
-    model: Annotated[Text, _setting("The model: `embedded`, or another one that the engine can load.")] = "embedded"
+    model: Annotated[
+        Text,
+        _setting(
+            "The model: `auto`, which is what was chosen with `infill-engine use` (the embedded one before that), "
+            "a name that `infill-engine models` lists, a folder, a GGUF file, or a hub id."
+        ),
+    ] = "auto"
     device: Annotated[
         Annotated[str, Meta(pattern=r"^[a-z]+(:[0-9]+)?$")],
         _setting(

@@ -275,6 +275,11 @@ def chosen() -> str:
         return EMBEDDED
 
 
+def meant(name: str) -> str:
+    """The model that a name stands for."""
+    return chosen() if name == AUTO else name
+
+
 def choose(name: str) -> None:
     """Keeps the choice. Raises `OSError`."""
     path = choice_file()

@@ -620,8 +620,8 @@ _DIALECTS: tuple[_Dialect[Any], ...] = (
 class Gateway:
     """The endpoints of all dialects, in front of one scheduler."""
 
-    def __init__(self, scheduler: Scheduler, model: str, context: int) -> None:
-        """model: the name to answer with; context: tokens that the model reads at most."""
+    def __init__(self, scheduler: Scheduler, model: Callable[[], str], context: int) -> None:
+        """model: tells the name to answer with; context: tokens that the model reads at most."""
         self._scheduler = scheduler
         self._model, self._context = model, context
         self._documents = _Documents()
@@ -663,7 +663,7 @@ class Gateway:
             started = time.monotonic()
             body = await read(request, dialect.body)
             ask = body.ask()
-            envelope = Envelope(f"cmpl-{uuid.uuid4().hex}", int(time.time()), self._model, self._context)
+            envelope = Envelope(f"cmpl-{uuid.uuid4().hex}", int(time.time()), self._model(), self._context)
             if ask.max_tokens == 0:
                 self._prime(ask)
                 return answer(dialect.whole(envelope, body, "", Outcome("limit", 0, Timing())))
@@ -735,10 +735,11 @@ class Gateway:
 
     async def _props(self, _: Request) -> Response:
         settings = LlamaSettings(n_ctx=self._context, n_predict=DEFAULT_TOKENS)
-        return answer(Props(default_generation_settings=settings, total_slots=DOCUMENTS, model_path=self._model))
+        return answer(Props(default_generation_settings=settings, total_slots=DOCUMENTS, model_path=self._model()))
 
     async def _models(self, _: Request) -> Response:
-        one = Model(id=self._model, name=self._model, created=self._born, context_length=self._context)
+        name = self._model()
+        one = Model(id=name, name=name, created=self._born, context_length=self._context)
         return answer(Models(data=[one]))
 
 

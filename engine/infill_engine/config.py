@@ -18,8 +18,8 @@ DECODINGS = ("published", "threshold", "entropy")
 class EngineConfig:
     """What an engine process is told at its start. Raises `ValueError` with a line a person can act on."""
 
-    #: "embedded", or any other name that `infill_engine.models` understands.
-    model: str = "embedded"
+    #: "auto", the one that was chosen (`infill_engine.catalogue`), or a name that `infill_engine.models` understands.
+    model: str = "auto"
     #: "auto", or a torch device such as "cpu" or "cuda:0".
     device: str = "auto"
     #: "auto", or one of the types that the model is served in, such as "int8".

@@ -257,6 +257,7 @@ _MEANINGS = {
     400: "the body does not fit, or asks for what cannot be served",
     401: "wrong or no API key",
     403: "the request comes from a web page",
+    409: "this engine does not do so",
     413: "the body is too long",
     500: "the request failed",
     503: "the engine is starting, stopping, busy, or could not load its model",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from infill_engine import adapter
-from infill_engine.catalogue import Machine
+from infill_engine.catalogue import EMBEDDED, MODELS, Machine, meant, reference
 from infill_engine.config import EngineConfig
 from infill_engine.core import ModelError
 from infill_engine.engine import Engine
@@ -32,16 +34,42 @@ def load(config: EngineConfig, report: Report) -> Engine:
 
     Raises `ModelError` with one line that says what to do.
     """
+    config = replace(config, model=meant(config.model))
+    path = located(config.model, report, config.device)
     name, _, argument = config.model.partition(":")
-    if name == "embedded":
-        return _embedded(config, argument, report)
-    if name == "fake" and argument:
-        return _fake(config, Path(argument))
-    if (folder := Path(config.model).expanduser()).is_dir() or folder.suffix == ".gguf":
-        return _checkpoint(config, folder, report)
-    raise ModelError(
-        f'there is no model {config.model!r}: set `infill.model` to "embedded", or to a folder or GGUF file'
-    )
+    if path is not None:
+        return _checkpoint(config, path, report)
+    return _embedded(config, argument, report) if name == EMBEDDED else _fake(config, Path(argument))
+
+
+def located(name: str, report: Report, wanted: str = "auto") -> Path | None:
+    """Where a checkpoint lies, fetched first where it is missing; None for a model that is none. wanted: as `device`'s.
+
+    Raises `ModelError` with one line that says what to do.
+    """
+    if name.partition(":")[0] == EMBEDDED or name.startswith("fake:"):
+        return None
+    if (path := Path(name).expanduser()).is_dir() or path.suffix == ".gguf":
+        return path
+    if (asked := reference(name)) is None:
+        known = ", ".join(model.name for model in MODELS)
+        raise ModelError(f"there is no model {name!r}: use one of {known}, a folder, a GGUF file, or a hub id")
+    raise ModelError(f"{asked.hub} is not on this disk")
+
+
+def moved() -> Callable[[str], None]:
+    """Called in the thread in which an engine was loaded: what to call with its device in the one in which it works,
+    where that is another. Threads and streams of torch are a thread's own."""
+    threads = torch.get_num_threads()
+
+    def settle(on: str) -> None:
+        from infill_engine import cuda
+
+        torch.set_num_threads(threads)
+        if on != "cpu":
+            cuda.in_front(torch.device(on))
+
+    return settle
 
 
 def physical_cores() -> int:

@@ -20,15 +20,17 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpcore
+import msgspec
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from infill_engine import protocol
+from infill_engine import catalogue, protocol
 from infill_engine.config import EngineConfig
 from infill_engine.fetch import Report
 from infill_engine.metrics import Metrics
@@ -90,6 +92,24 @@ def status(model: str) -> Status | None:
         return None if answer is None else protocol.decode_status(answer)
     except ProtocolError as error:
         raise EngineError(f"the engine of {model} is of another version ({error}): stop it") from None
+
+
+def change(name: str, report: Report) -> str | None:
+    """Has the engine of `AUTO` serve another model, and waits until it does.
+
+    Returns what answers then; None where none runs. Raises `EngineError` where the other one cannot be loaded, and the
+    former goes on.
+    """
+    if _ask(catalogue.AUTO, "PUT", "/v1/model", protocol.encode(protocol.Choice(name))) is None:
+        return None
+    while (found := status(catalogue.AUTO)) is not None:
+        if not found.next:
+            if found.model == name:
+                return name
+            raise EngineError(f"{found.message or 'another model was chosen meanwhile'}: {found.model} goes on")
+        report(found.message, found.progress)
+        time.sleep(POLL_S)
+    raise EngineError(f"the engine ended while it loaded {name}: its log is in {protocol.cache_dir()}")
 
 
 def metrics(model: str) -> str | None:
@@ -184,12 +204,12 @@ def _tls(config: EngineConfig) -> ssl.SSLContext | None:
 async def _serve(
     config: EngineConfig, listeners: list[socket.socket], remote: _Remote | None, failed: Callable[[str], None]
 ) -> None:
-    def load(report: Report) -> Engine:
+    def load(report: Report, name: str = config.model) -> Engine:
         # Torch takes seconds to import; in the scheduler's thread, so that the socket answers meanwhile.
         try:
             from infill_engine import models
 
-            engine = models.load(config, report)
+            engine = models.load(replace(config, model=name), report)
         except ModuleNotFoundError as error:
             missing = f"{error.name} is not installed in {sys.executable}"
             raise EngineError(f"{missing}: run `infill-lsp doctor`") from error
@@ -198,12 +218,38 @@ async def _serve(
         gc.freeze()
         return engine
 
+    def change(name: str) -> None:
+        if scheduler.engine is not None and scheduler.engine.name == name and scheduler.successor is None:
+            catalogue.choose(name)
+            return
+        settle: Callable[[str], None] | None = None
+
+        def other(report: Report) -> Engine:
+            nonlocal settle
+            engine = load(report, name)
+            from infill_engine import models
+
+            settle = models.moved()
+            return engine
+
+        def serves() -> None:
+            assert settle
+            assert scheduler.engine
+            settle(scheduler.engine.device)
+            try:
+                catalogue.choose(name)
+            except OSError as error:
+                log.error("the choice of %s cannot be kept (%s)", name, error.strerror)
+
+        scheduler.succeed(name, other, serves)
+
     def stop() -> None:
         server.should_exit = True
 
     measured = Metrics()
     scheduler = Scheduler(load, failed=failed, observer=measured, release_s=config.idle_release_s)
-    apps = create_apps(scheduler, config, measured, stop)
+    changing = change if config.model == catalogue.AUTO else None
+    apps = create_apps(scheduler, config, measured, stop, change=changing)
     server = _Server(
         uvicorn.Config(
             apps.socket,
@@ -312,13 +358,13 @@ def _is_own(connection: socket.socket) -> bool:
         return False
 
 
-def _ask(model: str, method: str, url: str) -> bytes | None:
+def _ask(model: str, method: str, url: str, body: bytes = b"") -> bytes | None:
     """The body of the engine's answer, None where no engine listens. Raises `EngineError`."""
     path = protocol.socket_path(model)
     try:
         with httpcore.ConnectionPool(uds=str(path), network_backend=_OwnPeerBackend()) as pool:
             timeouts = {"connect": ASK_S, "read": ASK_S, "write": ASK_S}
-            response = pool.request(method, f"http://engine{url}", extensions={"timeout": timeouts})
+            response = pool.request(method, f"http://engine{url}", content=body, extensions={"timeout": timeouts})
     except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError) as error:
         # Nobody listens; but a queue that is full of callers is an engine that hangs.
         if isinstance(error, httpcore.ConnectError) and not isinstance(error.__context__, BlockingIOError):
@@ -327,8 +373,15 @@ def _ask(model: str, method: str, url: str) -> bytes | None:
             f"the engine at {path} does not answer: end it with `infill-engine stop --model {model}`"
         ) from None
     if response.status >= 300:
-        raise EngineError(f"the engine at {path} refuses {url} (HTTP {response.status})")
+        raise EngineError(_refusal(response.content) or f"the engine at {path} refuses {url} (HTTP {response.status})")
     return response.content
+
+
+def _refusal(body: bytes) -> str:
+    """The engine's own words for why it refused, where it has some."""
+    with contextlib.suppress(msgspec.MsgspecError):
+        return str(msgspec.json.decode(body, type=dict[str, Any]).get("error", ""))
+    return ""
 
 
 @contextlib.contextmanager

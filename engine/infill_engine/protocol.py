@@ -297,6 +297,12 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int = 0
 
 
+class Choice(msgspec.Struct, frozen=True):
+    """The model that is to answer from now on."""
+
+    model: str
+
+
 State = Literal["starting", "fetching", "ready", "error"]
 
 
@@ -307,11 +313,14 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     pid: int
     state: State
-    #: 0..1 while fetching, None where unknown.
+    #: 0..1 while a model is fetched, None where unknown.
     progress: float | None = None
     #: One line for people; with state "error" it says what to do.
     message: str = ""
+    #: The model that answers, or will once it is loaded.
     model: str
+    #: The one that is being loaded to take its place, of which `message` and `progress` tell then; "": none.
+    next: str = ""
     device: str = ""
     dtype: str = ""
     #: Which kernels run on the device; "" where it is not known.
@@ -334,6 +343,7 @@ _status_decoder = msgspec.json.Decoder(Status)
 _explanation_decoder = msgspec.json.Decoder(Explanation)
 _documents_decoder = msgspec.json.Decoder(Manifest | Documents)
 _paths_decoder = msgspec.json.Decoder(Paths)
+_choice_decoder = msgspec.json.Decoder(Choice)
 #: What decoding raises on bytes that are no such message; `RecursionError` on absurdly nested ones.
 _MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -405,6 +415,14 @@ def decode_paths(data: bytes) -> Paths:
         return _paths_decoder.decode(data)
     except _MALFORMED as error:
         raise ProtocolError(f"no list of paths: {error}") from None
+
+
+def decode_choice(data: bytes) -> Choice:
+    """Raises `ProtocolError`."""
+    try:
+        return _choice_decoder.decode(data)
+    except _MALFORMED as error:
+        raise ProtocolError(f"no choice of a model: {error}") from None
 
 
 def cache_dir() -> Path:

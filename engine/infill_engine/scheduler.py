@@ -126,6 +126,19 @@ class Phase(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
+class Successor:
+    """An engine that is being loaded to take the place of the one that serves."""
+
+    name: str
+    load: Callable[[Report], Engine]
+    #: Called in the scheduler's thread once it serves.
+    serves: Callable[[], None]
+    phase: Phase
+    #: None until it is loaded.
+    engine: Engine | None = None
+
+
+@dataclass(eq=False, slots=True)
 class Job:
     """A request on its way through the scheduler. Outside this module it is only something to cancel."""
 
@@ -287,6 +300,8 @@ class Scheduler:
         #: None until the model is ready.
         self.engine: Engine | None = None
         self.phase = Phase("starting", "the engine is starting")
+        #: What is being loaded to take its place.
+        self.successor: Successor | None = None
         #: Infill requests received so far, refused ones too.
         self.requests = 0
 
@@ -303,7 +318,7 @@ class Scheduler:
     def idle_s(self) -> float:
         """Seconds since there was work; 0 while there is. A refused request is none, so a failed engine soon ends."""
         with self._wake:
-            if self._has_work or self.phase.state in ("starting", "fetching"):
+            if self._has_work or self.successor or self.phase.state in ("starting", "fetching"):
                 return 0.0
             return time.monotonic() - self._active
 
@@ -359,6 +374,20 @@ class Scheduler:
                 primes[0].end(Final("superseded"))
             self._wake.notify()
 
+    def succeed(self, name: str, load: Callable[[Report], Engine], serves: Callable[[], None] = lambda: None) -> None:
+        """Loads another engine in a thread of its own; it takes the place of the one that serves between two requests:
+        those that run end first, later ones wait for it. Until then, and where loading fails, the former goes on; then
+        `phase` says why. A newer successor takes the place of one that is being loaded.
+
+        Raises `Unavailable` where none serves yet.
+        """
+        with self._wake:
+            if refusal := self._not_ready():
+                raise Unavailable(refusal.message)
+            self.successor = Successor(name, load, serves, Phase("starting", f"loading {name}"))
+            self.phase = Phase("ready")
+            threading.Thread(target=self._prepare, args=(self.successor,), name="infill-loader", daemon=True).start()
+
     def call(self, function: Callable[[Engine], T]) -> Future[T]:
         """Asks the engine something that takes milliseconds, in its thread, before the next round. Loads it where it
         was let go. Raises `Unavailable`, and so does the future where the engine ends before."""
@@ -411,7 +440,12 @@ class Scheduler:
 
     @property
     def _has_work(self) -> bool:
-        return bool(self._jobs or self._calls or self._digesting)
+        return bool(self._jobs or self._calls or self._digesting or self._is_due)
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether a successor waits to take over."""
+        return self.successor is not None and self.successor.engine is not None
 
     def _not_ready(self) -> Final | None:
         """Why the engine cannot be asked anything now."""
@@ -481,8 +515,55 @@ class Scheduler:
         except Exception as error:
             _log_failure(error)
 
+    def _prepare(self, successor: Successor) -> None:
+        """Loads a successor; in a thread of its own."""
+
+        def report(message: str, progress: float | None) -> None:
+            if self._closing or self.successor is not successor:
+                raise _Closing
+            successor.phase = Phase("starting" if progress is None else "fetching", message, progress)
+
+        try:
+            engine = successor.load(report)
+        except _Closing:
+            return
+        except Exception as error:
+            log.exception("%s cannot be loaded", successor.name)
+            with self._wake:
+                if self.successor is successor:
+                    self.successor = None
+                    self.phase = Phase("ready", f"{successor.name} is not used: {_one_line(error)}")
+            return
+        with self._wake:
+            wanted = self.successor is successor and not self._closing
+            if wanted:
+                successor.engine = engine
+                self._wake.notify()
+        if not wanted:
+            self._let_go(engine)
+
+    def _hand_over(self) -> None:
+        """Lets a successor that is loaded take over, where no request runs."""
+        with self._wake:
+            successor = self.successor
+            if successor is None or successor.engine is None or any(job.steps and job.emit for job in self._jobs):
+                return
+            ahead = [job for job in self._jobs if job.emit is None]
+        for job in ahead:  # what they encode is of the former
+            self._finish(job, Final("superseded"))
+        former, self.engine, self._load = self.engine, successor.engine, successor.load
+        self.pace = Pace()
+        self._let_go(former)
+        del former
+        successor.serves()
+        self.successor = None
+        self._enter(Phase("ready"))
+        log.info("%s serves now", successor.name)
+
     def _loaded(self) -> Engine | None:
         """The engine, loaded where it is not; None where that fails, or the scheduler is closing."""
+        if self._is_due:
+            self._hand_over()
         if self.engine is None:
             try:
                 self.engine = self._load(self._report)
@@ -512,7 +593,7 @@ class Scheduler:
             with self._wake:
                 patience_s = None if self.engine is None else min(self._release_s, threading.TIMEOUT_MAX)
                 self._wake.wait_for(lambda: self._has_work or self._closing or self._deserted, patience_s)
-                asked = self._jobs or self._calls or self._closing
+                asked = self._jobs or self._calls or self._closing or self._is_due
                 if asked or (self._digesting and not self._deserted):
                     return not self._closing
                 idle, self.engine, self._deserted = self.engine, None, False
@@ -552,7 +633,7 @@ class Scheduler:
         for job in list(self._jobs):
             if job.verdict:
                 self._finish(job, job.verdict)
-            elif job.emit and job.steps is None and not job.ended:
+            elif job.emit and job.steps is None and not job.ended and not self._is_due:
                 job.steps, job.turn = engine.infill(job.request, job.started), self._rounds
                 self._advance(job)
                 self._measure(job)

@@ -23,7 +23,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from infill_engine import protocol
+from infill_engine import catalogue, protocol
 from infill_engine.compat import Gateway
 from infill_engine.config import EngineConfig
 from infill_engine.endpoints import (
@@ -42,6 +42,7 @@ from infill_engine.endpoints import (
 )
 from infill_engine.metrics import Metrics
 from infill_engine.protocol import (
+    Choice,
     Documents,
     Event,
     Explanation,
@@ -88,9 +89,15 @@ def create_apps(
     metrics: Metrics,
     stop: Callable[[], None],
     error_exit_s: float = ERROR_EXIT_S,
+    change: Callable[[str], None] | None = None,
 ) -> Apps:
-    """The lifespan of `Apps.socket` starts and ends `scheduler`; `stop` makes the server begin its shutdown."""
+    """The lifespan of `Apps.socket` starts and ends `scheduler`; `stop` makes the server begin its shutdown, `change`
+    has another model loaded and may raise `Unavailable`. None: this engine serves one model for good."""
     born = time.monotonic()
+
+    def model() -> str:
+        """What answers, or is to."""
+        return scheduler.engine.name if scheduler.engine else catalogue.meant(config.model)
 
     async def infill(request: Request) -> Response:
         started = time.monotonic()
@@ -144,15 +151,17 @@ def create_apps(
         return engine.workspaces.remembered if engine and engine.workspaces else Remembered()
 
     async def status(_: Request) -> Response:
-        engine, phase = scheduler.engine, scheduler.phase
+        engine, successor = scheduler.engine, scheduler.successor
+        phase, told = scheduler.phase, successor.phase if successor else scheduler.phase
         return answer(
             Status(
                 version=_version(),
                 pid=os.getpid(),
                 state=phase.state,
-                progress=phase.progress,
-                message=phase.message,
-                model=config.model,
+                progress=told.progress,
+                message=told.message,
+                model=model(),
+                next=successor.name if successor else "",
                 device=engine.device if engine else "",
                 dtype=engine.dtype if engine else "",
                 kernels=engine.kernels if engine else "",
@@ -165,6 +174,16 @@ def create_apps(
                 memory=remembered(),
             )
         )
+
+    async def choose_model(request: Request) -> Response:
+        choice = _decoded(protocol.decode_choice, await read_bytes(request))
+        if change is None:
+            raise HTTPException(409, f"this engine serves {config.model} alone: set infill.model to auto")
+        try:
+            change(choice.model)
+        except Unavailable as error:
+            raise HTTPException(503, str(error)) from None
+        return answer(Accepted(), 202)
 
     async def leave(request: Request) -> Response:
         scheduler.leave(request.path_params["id"])
@@ -269,6 +288,16 @@ def create_apps(
     ]
     ending = [
         Endpoint(
+            method="PUT",
+            path="/v1/model",
+            summary="Loads another model, which takes over once it is there; until then the former answers",
+            handle=choose_model,
+            body=Choice,
+            answers={JSON: Accepted},
+            status=202,
+            refuses=(409, 503),
+        ),
+        Endpoint(
             method="POST",
             path="/v1/stop",
             summary="Lets live requests finish for up to 2 s, then ends the engine",
@@ -286,7 +315,7 @@ def create_apps(
             answers={"text/plain": None},
         ),
     ]
-    foreign = Gateway(scheduler, config.model, config.prefix_tokens + config.suffix_tokens).endpoints()
+    foreign = Gateway(scheduler, model, config.prefix_tokens + config.suffix_tokens).endpoints()
     return Apps(
         _app([*own, *ending, *foreign, *seen], lifespan=lifespan),
         _app([*foreign, *seen], Guard(config.api_key)),

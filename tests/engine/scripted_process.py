@@ -1,8 +1,8 @@
 """`infill-engine`, the whole process, with models made for the tests in place of real ones. The tests run it.
 
 The model's name says how it behaves: "instant" answers at once, "endless" never ends by itself, "brief" takes
-half a second, "loading" is at 50% of its download until stopped, "broken" cannot be loaded,
-"uninstalled" misses a library.
+half a second, "loading" is at 50% of its download until stopped, or there is a file "go" beside the socket, "broken"
+cannot be loaded, "uninstalled" misses a library. Before another one is chosen, "auto" is "instant".
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 import types
 from pathlib import Path
 
-from infill_engine import cli, protocol
+from infill_engine import catalogue, cli, protocol
 from infill_engine.config import EngineConfig
 from infill_engine.fetch import Report
 from infill_engine.protocol import Candidate, Final, InfillRequest
@@ -43,17 +43,23 @@ def instant(request: InfillRequest) -> Steps:
 
 
 def load(config: EngineConfig, report: Report) -> ScriptedEngine:
-    if config.model == "broken":
+    name = catalogue.meant(config.model)
+    if name == "broken":
         raise RuntimeError("no such model: use embedded")
-    if config.model == "uninstalled":
+    if name == "uninstalled":
         import no_such_library.part  # type: ignore[import-not-found]  # noqa: F401
-    while config.model == "loading":
+    while name == "loading" and not Path(protocol.runtime_dir(), "go").exists():
         report("fetching weights", 0.5)
         time.sleep(0.01)
-    return ScriptedEngine({"instant": instant, "endless": endless, "brief": brief}[config.model])
+    scripts = {"embedded": instant, "instant": instant, "endless": endless, "brief": brief, "loading": brief}
+    engine = ScriptedEngine(scripts[name])
+    engine.name = name
+    return engine
 
 
 models = types.ModuleType("infill_engine.models")
 models.load = load  # type: ignore[attr-defined]
+models.moved = lambda: lambda device: None  # type: ignore[attr-defined]
+models.located = lambda name, report: None  # type: ignore[attr-defined]
 sys.modules["infill_engine.models"] = models
 sys.exit(cli.main())

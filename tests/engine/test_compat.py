@@ -231,7 +231,7 @@ async def test_llama_vscode_finds_what_it_shows() -> None:
         models = Call(service.app, "GET", "/v1/models")
         assert await models.status() == 200
         (model,) = (await models.json())["data"]
-        assert (model["id"], model["name"], model["object"]) == ("test", "test", "model")
+        assert (model["id"], model["name"], model["object"]) == ("scripted", "scripted", "model")
         assert model["context_length"] > 0
         props = Call(service.app, "GET", "/props")
         assert await props.status() == 200

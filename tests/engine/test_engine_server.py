@@ -161,7 +161,7 @@ async def test_status_tells_of_engine_and_requests() -> None:
             version="",
             pid=0,
             state="ready",
-            model="test",
+            model="scripted",
             device="cpu",
             dtype="float32",
             requests=1,

@@ -23,7 +23,7 @@ from typing import Any
 import httpcore
 import pytest
 import uvicorn
-from infill_engine import cli, process, protocol
+from infill_engine import catalogue, cli, process, protocol
 from infill_engine.protocol import Candidate, Event, Final, InfillRequest, Status, Timing
 from msgspec.structs import replace
 from scripted import ask, wait_for
@@ -60,6 +60,12 @@ def engines(home: Path) -> Iterator[Engines]:
     engines = Engines()
     yield engines
     engines.end()
+
+
+def status_of(model: str) -> Status:
+    status = process.status(model)
+    assert status
+    return status
 
 
 def state_of(model: str) -> str | None:
@@ -315,6 +321,49 @@ def test_an_engine_started_while_the_old_one_drains_takes_its_place(engines: Eng
     assert new.poll() is None
     assert stream.event() == Final("end")
     stream.close()
+
+
+@pytest.mark.process
+def test_another_model_takes_over_once_it_is_loaded(
+    engines: Engines, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engines.up("auto")
+    with ThreadPoolExecutor(1) as pool:
+        used = pool.submit(cli.main, ["use", "loading"])
+        wait_for(lambda: status_of("auto").next == "loading")
+        status = status_of("auto")
+        assert (status.state, status.model) == ("ready", "embedded")
+        assert (status.message, status.progress) == ("fetching weights", 0.5)
+        assert infill("auto", ask(head="return")) == [Candidate("return"), Final("end")]  # the former
+        (home / "run" / "go").touch()
+        assert used.result(10) == 0
+    assert "loading answers now" in capsys.readouterr().out
+    status = status_of("auto")
+    assert (status.model, status.next, status.message) == ("loading", "", "")
+    assert infill("auto", ask(head="return"))[0] == Candidate("first")
+    assert catalogue.chosen() == "loading"
+    process.stop("auto")
+    engines.up("auto")
+    assert status_of("auto").model == "loading"
+
+
+@pytest.mark.process
+def test_a_model_that_cannot_be_loaded_changes_nothing(engines: Engines, capsys: pytest.CaptureFixture[str]) -> None:
+    engines.up("auto")
+    assert cli.main(["use", "broken"]) == 1
+    line = "broken is not used: no such model: use embedded"
+    assert capsys.readouterr().err == f"infill-engine: {line}: embedded goes on\n"
+    status = status_of("auto")
+    assert (status.state, status.model, status.message) == ("ready", "embedded", line)
+    assert infill("auto", ask(head="return"))[-1] == Final("end")
+    assert catalogue.chosen() == "embedded"
+
+
+@pytest.mark.process
+def test_an_engine_of_one_model_stays_with_it(engines: Engines) -> None:
+    engines.up("instant")
+    with pytest.raises(process.EngineError, match="this engine serves instant alone: set infill"):
+        process._ask("instant", "PUT", "/v1/model", b'{"model": "brief"}')
 
 
 @pytest.mark.process

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from infill_engine.fetch import Report
 from infill_engine.protocol import Candidate, Event, Final, InfillRequest, Timing
-from infill_engine.scheduler import LEAST_PASSES, MAX_PRIMES, PATIENCE, Engine, Pace, Phase, Scheduler
+from infill_engine.scheduler import LEAST_PASSES, MAX_PRIMES, PATIENCE, Engine, Pace, Phase, Scheduler, Unavailable
 from msgspec.structs import replace
 from scripted import ScriptedEngine, Steps, ask, endless, wait_for
 
@@ -570,3 +570,88 @@ def test_an_engine_that_cannot_be_loaded_again_says_so_to_who_waits() -> None:
     assert lines == [loader.fault]
     assert Listener(scheduler, ask()).final() == Final("error", loader.fault)
     assert scheduler.join(5)
+
+
+def named(name: str, script: Callable[[InfillRequest], Steps]) -> ScriptedEngine:
+    engine = ScriptedEngine(script)
+    engine.name = name
+    return engine
+
+
+def test_a_successor_takes_over_between_two_requests(start: Start) -> None:
+    held = Held()
+    former, later = named("former", held), named("later", two_steps)
+    scheduler = start(former)
+    running = Listener(scheduler, ask("held", deadline_ms=60_000))
+    assert held.entered.wait(5)
+    served = threading.Event()
+    scheduler.succeed("later", lambda report: later, served.set)
+    wait_for(lambda: scheduler.successor is not None and scheduler.successor.engine is later)
+    waiting = Listener(scheduler, ask("b", deadline_ms=60_000))
+    scheduler.prime(ask("c"))
+    assert not served.is_set()
+    held.release.set()
+    assert running.final() == Final("end")
+    assert waiting.next() == Candidate("b")
+    assert waiting.final() == Final("end")
+    assert served.is_set()
+    assert scheduler.engine is later
+    assert scheduler.successor is None
+    assert {document for _, document in former.turns} <= {"held"}
+
+
+def test_while_a_successor_loads_and_where_that_fails_the_former_goes_on(start: Start) -> None:
+    scheduler = start(named("former", two_steps))
+    go = threading.Event()
+
+    def load(report: Report) -> Engine:
+        report("fetching", 0.25)
+        assert go.wait(5)
+        raise RuntimeError("it is cut short: download it again")
+
+    scheduler.succeed("later", load)
+    wait_for(lambda: scheduler.successor is not None and scheduler.successor.phase == ("fetching", "fetching", 0.25))
+    assert scheduler.phase == Phase("ready")
+    assert scheduler.idle_s() == 0.0
+    assert Listener(scheduler, ask("a")).next() == Candidate("a")
+    go.set()
+    wait_for(lambda: scheduler.successor is None)
+    assert scheduler.phase == Phase("ready", "later is not used: it is cut short: download it again")
+    assert Listener(scheduler, ask("a")).next() == Candidate("a")
+    scheduler.succeed("another", lambda report: named("another", two_steps))
+    wait_for(lambda: scheduler.engine is not None and scheduler.engine.name == "another")
+    assert scheduler.phase == Phase("ready")
+
+
+def test_of_two_successors_the_newer_one_takes_over(start: Start) -> None:
+    scheduler = start(named("former", two_steps))
+    ended = threading.Event()
+
+    def forever(report: Report) -> Engine:
+        try:
+            while True:
+                report("fetching", 0.5)
+                time.sleep(0.002)
+        finally:
+            ended.set()
+
+    scheduler.succeed("first", forever)
+    scheduler.succeed("second", lambda report: named("second", two_steps))
+    wait_for(lambda: scheduler.engine is not None and scheduler.engine.name == "second")
+    assert ended.wait(5)
+    assert scheduler.successor is None
+
+
+def test_what_was_let_go_is_loaded_again_as_what_it_became() -> None:
+    scheduler = Scheduler(lambda report: named("former", two_steps), release_s=0.05)
+    scheduler.start()
+    wait_for(lambda: scheduler.phase.state == "ready")
+    names = []
+    scheduler.succeed("later", lambda report: named("later", two_steps), lambda: names.append("later"))
+    wait_for(lambda: bool(names) and scheduler.engine is None)
+    assert Listener(scheduler, ask("a")).final() == Final("end")
+    assert scheduler.engine is None or scheduler.engine.name == "later"
+    scheduler.close()
+    assert scheduler.join(5)
+    with pytest.raises(Unavailable):
+        scheduler.succeed("never", lambda report: named("never", two_steps))

@@ -140,7 +140,7 @@ def test_a_workspace_may_restrict(person: object, workspace: object, holds: Sett
         ({"enabled": False}, {"enabled": True}, "enabled: a workspace can only switch it off; false stays"),
         ({}, {"engine": {"python": "/tmp/evil"}}, 'engine.python: a workspace cannot set this; "" stays'),
         ({}, {"engine": {"address": "http://h:1"}}, 'engine.address: a workspace cannot set this; "" stays'),
-        ({}, {"model": "/tmp/evil"}, 'model: a workspace cannot set this; "embedded" stays'),
+        ({}, {"model": "/tmp/evil"}, 'model: a workspace cannot set this; "auto" stays'),
         ({}, {"max_lines": 33}, "max_lines: a workspace can only lower it; 32 stays"),
         ({"parseCheck": True}, {"parse_check": False}, "parse_check: a workspace can only switch it on; true stays"),
         ({}, {"aggressiveness": "eager"}, 'aggressiveness: a workspace can only lower it; "balanced" stays'),

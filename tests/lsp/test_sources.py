@@ -178,8 +178,8 @@ def test_the_command_says_what_holds_in_a_folder_and_why(
     assert [".".join(key) for key in fields()] == [name for name, *_ in rows]
     assert ["debounce", "30", str(config)] in rows
     assert ["max_lines", "4", ".infill.toml of my shop"] in rows
-    assert ["model", '"embedded"', "default"] in rows
-    assert err == '! .infill.toml of my shop: model: a workspace cannot set this; "embedded" stays\n'
+    assert ["model", '"auto"', "default"] in rows
+    assert err == '! .infill.toml of my shop: model: a workspace cannot set this; "auto" stays\n'
     (shop / ".infill.toml").unlink()
     assert main(["settings", str(shop)]) == 0
     assert main(["settings", str(shop / "nowhere")]) == 2
