@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 import torch
-from infill_kernels import Head, logits, unmask
+from infill_kernels import Allowed, Head, logits, unmask
 from torch import Tensor
 
 from infill_engine.config import EngineConfig
@@ -227,9 +227,9 @@ class OpenFilling:
         said: list[Tensor] = []
         order: list[int] = []
         after = list(states)
-        for (temperature, refused), which in self._alike(passes):
+        for reading, which in self._alike(passes):
             together = [passes[i] for i in which]
-            rows, soft = self._say(together, torch.cat([hidden[i] for i in which]), temperature, refused)
+            rows, soft = self._say(together, torch.cat([hidden[i] for i in which]), reading)
             sizes = [one.rows for one in together]
             said += torch.split(rows, sizes, 1)
             order += which
@@ -241,24 +241,22 @@ class OpenFilling:
         read = dict(zip(order, map(_rows, on_host), strict=True))
         return [read[i] for i in range(len(passes))], after
 
-    def _alike(self, passes: Sequence[Pass]) -> Iterator[tuple[tuple[float, tuple[int, ...]], list[int]]]:
-        """Which passes are read together, those with many rows each by itself: (temperature, refused), their places."""
+    def _alike(self, passes: Sequence[Pass]) -> Iterator[tuple[Reading, list[int]]]:
+        """Which passes are read together, by their places, those with many rows each by itself; noise is another's own
+        matter, and 0 in the reading that they share."""
         most = READ_BYTES // (4 * len(self._denoiser.head.weight))
-        alike: dict[tuple[float, tuple[int, ...]], list[list[int]]] = {}
+        alike: dict[Reading, list[list[int]]] = {}
         for i, one in enumerate(passes):
-            reading = one.reading or Reading()
-            groups = alike.setdefault((reading.temperature, reading.refused), [[]])
+            groups = alike.setdefault((one.reading or Reading())._replace(noise=0.0), [[]])
             if groups[-1] and sum(passes[j].rows for j in groups[-1]) + one.rows > most:
                 groups.append([])
             groups[-1].append(i)
-        return ((key, which) for key, groups in alike.items() for which in groups)
+        return ((reading, which) for reading, groups in alike.items() for which in groups)
 
-    def _say(
-        self, passes: Sequence[Pass], hidden: Tensor, temperature: float, refused: tuple[int, ...]
-    ) -> tuple[Tensor, Tensor | None]:
+    def _say(self, passes: Sequence[Pass], hidden: Tensor, reading: Reading) -> tuple[Tensor, Tensor | None]:
         """Of rows [N, D] that are read alike: token, probability, entropy, probability of END, log-probability of END,
         sample and its probability, float64 [7, N]; and the expected embeddings, where the family wants them."""
-        head, at = self._head(refused), 0
+        head, at, temperature = self._head(reading.refused), 0, reading.temperature
         vocab = len(head.weight)
         sets: dict[int, Tensor] = {}
         scales = [(one.reading or Reading()).noise for one in passes]
@@ -271,11 +269,14 @@ class OpenFilling:
                 assert one.noise is not None
                 noise[at : at + one.rows] = one.noise.gumbel(one.rows, vocab, hidden.device).mul_(scale)
             at += one.rows
+        allowed = head.allow(len(hidden), sets) if sets else None
+        if reading.top_p < 1:
+            allowed = _nucleus(hidden, head, allowed, temperature, reading.top_p)
         outputs = unmask(
             hidden,
             head,
             temperature=temperature,
-            allowed=head.allow(len(hidden), sets) if sets else None,
+            allowed=allowed,
             noise=noise,
             soft=self._facts.soft,
         )
@@ -381,6 +382,22 @@ class OpenFilling:
                 healed = slot < run.written and offset <= len(run.text.rest)
                 slots.append(Slot(piece.decode(errors="replace"), canvas.prob[slot], "head" if healed else "committed"))
         return Frame(run.steps, (time.monotonic() - run.started) * 1000, tuple(slots))
+
+
+def _nucleus(hidden: Tensor, head: Head, allowed: Allowed | None, temperature: float, top_p: float) -> Allowed:
+    """Each of the rows [N, D] restricted to its most probable admitted ids, up to the first with which they have more
+    than `top_p` together; the most probable one is among them."""
+    y = logits(hidden, head) / temperature
+    if head.banned is not None:
+        y = y.masked_fill(head.banned, -torch.inf)
+    if allowed is not None:
+        some = allowed.row >= 0
+        y[some] = y[some].masked_fill(~allowed.mask[allowed.row[some]], -torch.inf)
+    sure, order = y.softmax(-1).sort(-1, descending=True)
+    before = sure.cumsum(-1).roll(1, -1)
+    before[:, 0] = 0.0
+    mask = torch.zeros_like(y, dtype=torch.bool).scatter_(-1, order, (before <= top_p) & (sure > 0))
+    return Allowed(mask, torch.arange(len(y), dtype=torch.int32, device=y.device))
 
 
 def _rows(said: Tensor) -> Rows:

@@ -11,7 +11,7 @@ LEAST_TOKEN = 16
 
 
 #: What `EngineConfig.decoding` may be.
-DECODINGS = ("published", "threshold", "entropy")
+DECODINGS = ("published", "sampled", "threshold", "entropy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +44,15 @@ class EngineConfig:
     #: The probability that a mask's token must have to be proposed.
     mask_prob: float = 0.3
     #: Of models that see both sides of a gap: what a pass makes final. "published": as their authors have it, mostly
-    #: one token a pass; "threshold": each that is nine tenths sure; "entropy": those that are surest together.
+    #: one token a pass, of which the most probable one is taken; "sampled": the same, drawn as their authors draw it;
+    #: "threshold": each that is nine tenths sure; "entropy": those that are surest together.
     decoding: str = "published"
     #: Of those: passes from one in which all keys and values are computed to the next, between which those of the
     #: prefix are kept, and those of the suffix if `dual_cache`. 1: all in each, which is exact.
     refresh_passes: int = 1
     dual_cache: bool = False
-    #: Of those: whether a request begins with the keys and values that the last one had of the same prefix, of which no
-    #: text is exactly what it would be without.
+    #: Of those: whether a request begins with the keys and values that the last one had of the same prefix, and with
+    #: those that a new one has by itself, computed ahead; no text is exactly what it would be without.
     reuse_context: bool = False
     #: Tokens of context encoded in one step at most; fewer on a machine that needs more than 0.1 s for them.
     chunk_tokens: int = 64

@@ -139,8 +139,9 @@ class OpenCanvas:
     #: A slot: the token that it has or that the last pass predicted (-1 before the first), and its probability then.
     predicted: tuple[int, ...]
     prob: tuple[float, ...]
-    #: Passes that led here.
+    #: Passes that led here, and slots that were added on the way.
     step: int = 0
+    grown: int = 0
 
     def __post_init__(self) -> None:
         assert len(self.slots) == len(self.pinned) == len(self.predicted) == len(self.prob)
@@ -219,6 +220,7 @@ class OpenCanvas:
             pinned=put(self.pinned, (False,) * count),
             predicted=put(self.predicted, (-1,) * count),
             prob=put(self.prob, (0.0,) * count),
+            grown=self.grown + max(0, count - 1),
         )
 
 
@@ -251,7 +253,7 @@ class Contexts(NamedTuple):
 class OpenFacts:
     """What the engine must know of a family that fills an `OpenCanvas`."""
 
-    #: Decides what a pass makes final: the family's published default.
+    #: Decides what a pass makes final: the family's published default, but that it takes the most probable tokens.
     policy: OpenPolicy
     #: Slots that a canvas may begin with, ascending. A canvas below the first is known to be filled badly.
     lengths: tuple[int, ...]
@@ -280,6 +282,8 @@ class OpenFacts:
     blocks: bool = False
     #: Whether the family is `SelfConditioned`.
     soft: bool = False
+    #: With which its authors draw tokens instead: temperature, and `Reading.top_p`. (0, 1): they do not.
+    sampling: tuple[float, float] = (0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,6 +432,9 @@ class Reading(NamedTuple):
     noise: float = 0.0
     #: Ids that no row may produce this time.
     refused: tuple[int, ...] = ()
+    #: Of each row only the fewest most probable ids count that have together more than this probability (nucleus
+    #: sampling, arXiv 1904.09751); 1: all.
+    top_p: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

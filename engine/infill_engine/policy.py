@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise, takewhile
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -107,11 +107,14 @@ class StepsPolicy:
     temperature: float = 0.0
     #: Whether the probability that counts is that at the temperature (Dream), or that at 1 (LLaDA).
     tempered: bool = True
+    #: As in `Reading`.
+    top_p: float = 1.0
 
     def reading(self, canvas: OpenCanvas) -> Reading:
         if not self.temperature:
-            return Reading()
-        return Reading(self.temperature, 1.0) if self.tempered else Reading(1.0, self.temperature)
+            return Reading(top_p=self.top_p)
+        temperature, noise = (self.temperature, 1.0) if self.tempered else (1.0, self.temperature)
+        return Reading(temperature, noise, top_p=self.top_p)
 
     def step(self, canvas: OpenCanvas, rows: Rows, noise: Noise) -> OpenCanvas:
         counts = _counts(canvas.size, self.steps or canvas.size, self.spread)
@@ -130,13 +133,13 @@ class ElasticPolicy:
     mask_id: int
     expand_id: int
     delete_id: int
-    #: Slots beyond which it does not grow; nor does it after twice as many passes, lest it go on for ever.
+    #: Slots beyond which it does not grow; nor are more added, where some are removed again, lest it go on for ever.
     most: int = 64
     rest: bool = True
 
     def reading(self, canvas: OpenCanvas) -> Reading:
         reading = self.policy.reading(canvas)
-        if canvas.size < self.most and canvas.step < 2 * self.most:
+        if canvas.size < self.most and canvas.grown < self.most:
             return reading
         return reading._replace(refused=(*reading.refused, self.expand_id))
 
@@ -261,10 +264,16 @@ def _counts(slots: int, steps: int, spread: Literal["even", "time"]) -> list[int
 
 def decoding(name: str, facts: Facts) -> OpenPolicy:
     """The policy of a family that sees both sides, by the name that settings have for it: "threshold", "entropy", or
-    the one that was published, which is also the only one where open slots hold noise."""
+    the one that was published, which is also the only one where open slots hold noise; "sampled": that one with the
+    published temperature and `top_p`."""
     assert facts.open is not None
     published = facts.open.policy
     if name == "published" or facts.mask_id is None:
         return published
-    other: OpenPolicy = ThresholdPolicy() if name == "threshold" else EntropyPolicy()
+    inner = published.policy if isinstance(published, ElasticPolicy) else published
+    if name == "sampled":
+        temperature, top_p = facts.open.sampling
+        other: OpenPolicy = replace(cast(StepsPolicy, inner), temperature=temperature, top_p=top_p)
+    else:
+        other = ThresholdPolicy() if name == "threshold" else EntropyPolicy()
     return replace(published, policy=other) if isinstance(published, ElasticPolicy) else other

@@ -10,11 +10,12 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from infill_engine import models
 from infill_engine.config import EngineConfig
-from infill_engine.core import OpenCanvas, OpenPolicy, Pass, Rows
+from infill_engine.core import Contexts, OpenCanvas, OpenPolicy, Pass, Reading, Rows, complete
 from infill_engine.engine import Engine
 from infill_engine.lengths import CANDIDATES, PUBLISHED_BIAS, LengthSearch
 from infill_engine.policy import ElasticPolicy, EntropyPolicy, SeededNoise, StepsPolicy, ThresholdPolicy, decoding
@@ -182,8 +183,47 @@ def test_settings_may_choose_another_policy_than_the_published_one():
     elastic = {**WAYS["elastic"], "lengths": (2,)}
     policy = decoding("threshold", OpenFake(**elastic).facts)
     assert policy == replace(elastic["policy"], policy=ThresholdPolicy())
-    with pytest.raises(ValueError, match="decoding must be one of published, threshold, entropy, not fast"):
+    with pytest.raises(ValueError, match="decoding must be one of published, sampled, threshold, entropy, not fast"):
         replace(CONFIG, decoding="fast")
+
+
+def test_settings_may_have_tokens_drawn_as_the_authors_do():
+    facts = OpenFake(policy=StepsPolicy("entropy"), sampling=(0.2, 0.9)).facts
+    sampled = StepsPolicy("entropy", temperature=0.2, top_p=0.9)
+    assert decoding("sampled", facts) == sampled
+    assert sampled.reading(masked(2)) == Reading(0.2, 1.0, top_p=0.9)
+    elastic = replace(WAYS["elastic"]["policy"], policy=StepsPolicy("prob"))
+    grown = OpenFake(policy=elastic, sampling=(0.1, 0.5)).facts
+    assert decoding("sampled", grown) == replace(elastic, policy=StepsPolicy("prob", temperature=0.1, top_p=0.5))
+
+
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.999, 1.0])
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_of_a_row_only_the_ids_count_that_are_probable_enough(top_p, temperature):
+    """Against the definition, id by id; a restricted row has the most probable ones of its set."""
+    model = engine(Gap("x = ", "abc", ")"))
+    torch.manual_seed(0)
+    hidden = 2 * torch.randn(4, len(model._denoiser.head.weight))
+    admitted = torch.zeros(hidden.shape[1], dtype=torch.bool)
+    admitted[40:60] = True
+    reading = Reading(temperature, top_p=top_p)
+    asked = Pass(
+        masked(4), Contexts(complete(model._denoiser.encode((), None))), reading=reading, allowed={2: admitted}
+    )
+    ((rows,), _) = model._open.read([asked], [hidden], [None])
+    for i in range(4):
+        free = model._denoiser.head.free & (admitted if i == 2 else torch.ones_like(admitted))
+        p = (hidden[i] / temperature).masked_fill(~free, -torch.inf).softmax(-1)
+        kept, total = [], 0.0
+        for token in p.argsort(descending=True).tolist():
+            if total > top_p:
+                break
+            kept.append(p[token])
+            total += float(p[token])
+        q = torch.tensor(kept) / sum(kept)
+        assert rows.token[i] == int(p.argmax())
+        assert rows.prob[i] == pytest.approx(float(q[0]), rel=1e-4)
+        assert rows.entropy[i] == pytest.approx(float(-torch.where(q > 0, q * q.log(), 0).sum()), abs=1e-3)
 
 
 class HealingCodec(ByteCodec):

@@ -5,8 +5,8 @@ also taught tokens by which a canvas grows and shrinks; a config that names `exp
 that were not are asked for the length by CAL.
 
 Defaults are those of the published samplers (Dream's `diffusion_generate` with alg="entropy"; DreamOn's with one token
-a step), but for the temperature, which is 0 instead of 0.2: of a completion the most probable text is wanted, and the
-same one each time.
+a step), but tokens are not drawn: of a completion the most probable text is wanted, and the same one each time. What
+they publish to draw with is `SAMPLING`.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ NAMES = Names(
     up=f"{_LAYER}mlp.up_proj.weight",
     down=f"{_LAYER}mlp.down_proj.weight",
 )
+
+#: Temperature and `top_p` of Dream's examples, and of DreamOn's.
+SAMPLING, ELASTIC_SAMPLING = (0.2, 0.95), (0.2, 0.9)
 
 #: Slots that DreamOn may begin with, and may grow to.
 ELASTIC_LENGTHS, ELASTIC_MOST = (4, 8, 16, 32, 64), 64
@@ -97,6 +100,7 @@ class Qwen2Denoiser(MaskedDenoiser):
                 positions=sizes.positions,
                 closing=(end_id,),  # it was trained on whole documents, between these
                 blocks=True,
+                sampling=ELASTIC_SAMPLING,
             )
         else:
             ends = frozenset((end_id, *others, *special(config, "pad_token_id", needed=False)))
@@ -108,6 +112,7 @@ class Qwen2Denoiser(MaskedDenoiser):
                 bias=PUBLISHED_BIAS,
                 positions=sizes.positions,
                 blocks=True,
+                sampling=SAMPLING,
             )
         tied = bool(config.get("tie_word_embeddings")) and not weights.has("lm_head.weight")
         super().__init__(
