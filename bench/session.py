@@ -97,6 +97,12 @@ class Session:
         self._client.exit(None)
         await self._client.stop()
 
+    @property
+    def pid(self) -> int:
+        """The server's process."""
+        assert self._client._server is not None
+        return self._client._server.pid
+
     async def ready(self, told: Callable[[Status], None] = lambda status: None) -> Status:
         """Waits for the engine; `told` hears how it comes along. Raises `RuntimeError` with its fault."""
         while True:

@@ -20,7 +20,7 @@ from math import ceil
 from tree_sitter import Node, Parser, Query, QueryCursor, Tree
 
 from infill_lsp import languages
-from infill_lsp.documents import parse
+from infill_lsp.documents import of_bytes, parse
 
 #: Lines of a window, and of the longest definition that is one chunk.
 WINDOW = 25
@@ -276,7 +276,7 @@ def _text(source: bytes) -> str:
 def _parse(source: bytes, language: str) -> Tree | None:
     """None without a grammar, and where the parse takes too long."""
     found = languages.grammar(language)
-    return None if found is None else parse(Parser(found), source, PARSE_S)
+    return None if found is None else parse(Parser(found), of_bytes(source), PARSE_S)
 
 
 @cache

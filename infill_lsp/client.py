@@ -16,6 +16,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -36,6 +37,11 @@ from infill_engine.protocol import (
     ProtocolError,
     Status,
 )
+
+if find_spec("sniffio") is None:
+    # httpcore tries to import it four times a request. That it is not there is now known, and not looked for in all
+    # folders of `sys.path`: a millisecond of each key.
+    sys.modules.setdefault("sniffio", None)  # type: ignore[arg-type]
 
 #: Starts allowed within the window, and the seconds between one start and the next.
 MAX_STARTS = 4

@@ -20,13 +20,13 @@ from typing import NamedTuple
 from tree_sitter import Parser, Range, Tree
 
 from infill_lsp.core import Snapshot, utf8
-from infill_lsp.documents import parse
+from infill_lsp.documents import of_bytes, of_lines, parse
 from infill_lsp.extraction import MAX_LINE
 from infill_lsp.languages import grammar
 
 #: CPU seconds that all parses of one document's texts may take together. A try takes 1 to 3 ms in 5,000 lines.
 BUDGET_S = 0.02
-#: Bytes of a document that is parsed from its beginning: 10 ms or so.
+#: Characters of a document that is parsed from its beginning: 10 ms or so.
 MAX_PARSED = 64 * 1024
 #: Lines read above and below the cursor line.
 NEIGHBOURS = 16
@@ -130,7 +130,8 @@ class ByTree:
         if self._left_s > 0:
             if self._is_piece:
                 self._parser.included_ranges = _around(start, self._tree.included_ranges, edited.included_ranges)
-            tree = parse(self._parser, self._before + written + self._after[gone:], self._left_s, edited)
+            source = self._before + written + self._after[gone:]
+            tree = parse(self._parser, of_bytes(source), self._left_s, edited)
         if tree is None:
             raise TooSlow
         return tree
@@ -144,8 +145,8 @@ def measures(snapshot: Snapshot) -> Iterator[Measure]:
     no tree, so that it is parsed here."""
     tree = snapshot.tree
     if tree is None and snapshot.within is None and (language := grammar(snapshot.language)) is not None:
-        source = utf8("\n".join(snapshot.lines))
-        tree = parse(Parser(language), source, BUDGET_S) if len(source) <= MAX_PARSED else None
+        is_short = sum(map(len, snapshot.lines)) <= MAX_PARSED
+        tree = parse(Parser(language), of_lines(snapshot.lines), BUDGET_S) if is_short else None
     if tree is not None:
         yield ByTree(snapshot, tree)
     yield ByCounting(snapshot)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import threading
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, compress, count, takewhile
 from math import inf
@@ -42,8 +42,8 @@ Point = tuple[int, int]
 Piece = tuple[Point, Point]
 
 _LINE_END = re.compile(r"(\r\n|\n|\r)")
-#: Bytes handed to the parser at a time.
-_CHUNK = 4096
+#: Bytes, and lines, handed to the parser at a time.
+_CHUNK, _LINES = 4096, 64
 
 
 def position(lines: Sequence[str], row: int, column: int, encoding: str) -> types.Position:
@@ -168,12 +168,11 @@ class _Syntax:
             if old and (old.piece and old.piece[0]) == (piece and piece[0])
             else None
         )
-        source = _utf8(lines)
         self._parser.included_ranges = [_range(lines, piece)] if piece else []
         budget_s = None if wait else FIRST_PARSE_S if edited is None else PARSE_S
-        tree = parse(self._parser, source, budget_s, edited)
+        tree = parse(self._parser, of_lines(lines), budget_s, edited)
         if tree is None:
-            self._late = _LateParse(self._parser, source, edited, lines, piece)
+            self._late = _LateParse(self._parser, edited, lines, piece)
             self._late.start()
             return None
         self._parsed = _Parsed(tree, lines, piece)
@@ -190,19 +189,16 @@ class _Parsed:
 class _LateParse(threading.Thread):
     """Brings a parse to its end that has taken too long. Other threads run meanwhile: reading the text lets them."""
 
-    def __init__(
-        self, parser: Parser, source: bytes, old: Tree | None, lines: tuple[str, ...], piece: Piece | None
-    ) -> None:
+    def __init__(self, parser: Parser, old: Tree | None, lines: tuple[str, ...], piece: Piece | None) -> None:
         super().__init__(name="parse", daemon=True)
         self.parsed: _Parsed | None = None
-        self._task = parser, source, old
-        self._of = lines, piece
+        self._parser, self._old = parser, old
+        self._lines, self._piece = lines, piece
 
     def run(self) -> None:
-        parser, source, old = self._task
-        tree = parse(parser, source, None, old)
+        tree = parse(self._parser, of_lines(self._lines), None, self._old)
         if tree is not None:
-            self.parsed = _Parsed(tree, *self._of)
+            self.parsed = _Parsed(tree, self._lines, self._piece)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,18 +256,35 @@ def reparsed(tree: Tree, old: tuple[str, ...], new: tuple[str, ...]) -> Tree | N
     edited = _edited(tree, old, new)
     parser = Parser(tree.language)
     parser.included_ranges = edited.included_ranges  # Of a piece it is that alone.
-    return parse(parser, _utf8(new), PARSE_S, edited)
+    return parse(parser, of_lines(new), PARSE_S, edited)
 
 
-def parse(parser: Parser, source: bytes, budget_s: float | None, old: Tree | None = None) -> Tree | None:
-    """The tree of UTF-8, begun from the edited tree `old` where there is one; None if it takes more CPU seconds.
+#: What gives a parser its text in UTF-8, a piece of it from a byte on, which is also given as a point.
+Read = Callable[[int, Point], bytes]
+
+
+def of_bytes(source: bytes) -> Read:
+    """Reads a text that is UTF-8 already."""
+    return lambda offset, _: source[offset : offset + _CHUNK]
+
+
+def of_lines(lines: Sequence[str]) -> Read:
+    """Reads lines, of which those alone are encoded that the parser looks at: after a key stroke these are few."""
+
+    def read(_: int, point: Point) -> bytes:
+        row, column = point
+        goes_on = [""] if row + _LINES < len(lines) else []
+        return _utf8([*lines[row : row + _LINES], *goes_on])[column:]
+
+    return read
+
+
+def parse(parser: Parser, read: Read, budget_s: float | None, old: Tree | None = None) -> Tree | None:
+    """The tree of a text, begun from the edited tree `old` where there is one; None if it takes more CPU seconds.
 
     Other threads run meanwhile, since the text is read in pieces.
     """
     end = inf if budget_s is None else thread_time() + budget_s
-
-    def read(offset: int, _: object) -> bytes:
-        return source[offset : offset + _CHUNK]
 
     def is_late(_offset: int, _has_error: bool) -> bool:
         return thread_time() > end
@@ -296,11 +309,19 @@ def _edited(tree: Tree, old: tuple[str, ...], new: tuple[str, ...]) -> Tree:
     above = min(next(compress(count(), map(ne, old, new)), shortest), shortest - 1)
     below = min(next(compress(count(), map(ne, reversed(old), reversed(new))), shortest), shortest - above)
     start_byte, start_point = _line_start(old, above)
-    old_end_byte, old_end_point = _line_start(old, len(old) - below)
-    new_end_byte, new_end_point = _line_start(new, len(new) - below)
+    (old_size, old_end), (new_size, new_end) = (_end(lines, above, len(lines) - below) for lines in (old, new))
     edited = tree.copy()
-    edited.edit(start_byte, old_end_byte, new_end_byte, start_point, old_end_point, new_end_point)
+    edited.edit(start_byte, start_byte + old_size, start_byte + new_size, start_point, old_end, new_end)
     return edited
+
+
+def _end(lines: tuple[str, ...], first: int, end: int) -> tuple[int, Point]:
+    """Bytes from the start of line `first` to that of line `end`, and where that is; the end of the text for the row
+    after the last."""
+    size = len(_utf8(lines[first:end]))
+    if end == len(lines):
+        return size, (end - 1, len(_utf8(lines[-1:])))
+    return size + (end > first), (end, 0)
 
 
 def _range(lines: tuple[str, ...], piece: Piece) -> Range:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, islice, pairwise, takewhile
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -555,18 +555,24 @@ def _left_out(lines: Sequence[str], cap: int, to_block: bool = False) -> int:
     That number moves in strides, with `to_block` each to where a block begins: of the lines near there the least
     indented one, the first after a blank line among those.
     """
-    sizes = list(accumulate((len(line) + 1 for line in lines), initial=0))
+    size = sum(map(len, lines)) + len(lines)
     stride = cap // 4
-    least = -(-(sizes[-1] - cap) // stride) * stride
+    least = -(-(size - cap) // stride) * stride
     if least <= 0:
         return 0
-    first = next(row for row, size in enumerate(sizes) if size >= min(least, sizes[-1]))
-    near = [row for row in range(first, len(lines)) if sizes[row] < least + stride // 4 and lines[row].strip()]
-    if not to_block or not near:
+    first, kept = len(lines), 0
+    while first and kept + len(lines[first - 1]) < size - least:  # From the end, since most lines are left out.
+        first, kept = first - 1, kept + len(lines[first - 1]) + 1
+    if not to_block:
         return first
-    return min(near, key=lambda row: (indentation(lines[row]), bool(row and lines[row - 1].strip()), row))
+    before = accumulate((len(lines[row]) + 1 for row in range(first, len(lines))), initial=size - kept)
+    near = takewhile(lambda row: next(before) < least + stride // 4, range(first, len(lines)))
+    begins = (row for row in near if lines[row].strip())
+    return min(
+        begins, key=lambda row: (indentation(lines[row]), bool(row and lines[row - 1].strip()), row), default=first
+    )
 
 
 def _whole(text: str) -> str:
     """The text with U+FFFD for each half of a surrogate pair, which UTF-8 cannot carry to a model."""
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
