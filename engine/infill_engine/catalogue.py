@@ -222,14 +222,16 @@ def recommended(machine: Machine, architectures: Iterable[str]) -> tuple[Model, 
     return MODELS[-1], MODELS[-1].files[0]
 
 
-def nearest(machine: Machine, model: Model | None, need: int) -> str:
+def nearest(machine: Machine, model: Model | None, need: int, otherwise: str = "") -> str:
     """What to use in place of something that needs too much, in words: the largest other form of the same model that
-    fits, else the best model that does."""
+    fits, else what the caller knows, else the best model that fits."""
     if model is not None:
         for file in model.files:
             if model.needs(file, machine.gpu) <= min(machine.free, need - 1):
                 kind = "file" if file.gguf else "checkpoint"
                 return f"use the {file.form} {kind}, about {file.bytes / GB:.0f} GB (`{model.name}:{file.form}`)"
+    if otherwise:
+        return otherwise
     for other in MODELS:
         smaller = largest(other, machine)
         if smaller is not None and other is not model and (takes := other.needs(smaller, machine.gpu)) < need:

@@ -337,6 +337,10 @@ _ARCHITECTURES = {
 }
 
 
+#: Types of tokens in a GGUF file that no text has: control, user defined, unused.
+_ADDED = (3, 4, 5)
+
+
 class GgufCheckpoint:
     """One GGUF file as a `Checkpoint`."""
 
@@ -379,6 +383,17 @@ class GgufCheckpoint:
             heads = self.config["n_heads" if ".q_proj." in name else "n_kv_heads"]
             return _halved(stored, heads)
         return stored
+
+    @property
+    def tokenizer(self) -> tuple[list[str], list[Sequence[str]], set[int]] | None:
+        """The vocabulary, the merges, and the ids of added tokens, of a byte-level BPE that cuts text as Qwen2's does;
+        None for any other."""
+        facts = {name: self.file.facts.get(f"tokenizer.ggml.{name}") for name in ("model", "pre", "tokens", "merges")}
+        if facts["model"] != "gpt2" or facts["pre"] != "qwen2" or not facts["tokens"] or not facts["merges"]:
+            return None
+        kinds = self.file.facts.get("tokenizer.ggml.token_type") or []
+        added = {i for i, kind in enumerate(kinds) if kind in _ADDED}
+        return facts["tokens"], [merge.split(" ") for merge in facts["merges"]], added
 
     def _name(self, name: str) -> str:
         if name not in self._own:
@@ -651,6 +666,11 @@ def _finite(x: Tensor) -> bool:
 def needed_bytes(checkpoint: Checkpoint, form: Form, floating: int) -> int:
     """Memory that the weights of a text model will take; floating: bytes of a floating number. Reads headers only."""
     return sum(_needed(checkpoint, name, form, floating) for name in text_names(checkpoint))
+
+
+def parameters(checkpoint: Checkpoint) -> int:
+    """Of a text model."""
+    return sum(math.prod(checkpoint.shape(name)) for name in text_names(checkpoint))
 
 
 def text_names(checkpoint: Checkpoint) -> Iterator[str]:

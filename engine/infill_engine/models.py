@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from infill_engine import adapter
-from infill_engine.catalogue import EMBEDDED, MODELS, Machine, meant, reference
+from infill_engine import adapter, hub
+from infill_engine.catalogue import EMBEDDED, GB, MODELS, File, Machine, Model, alike, meant, nearest, reference
 from infill_engine.config import EngineConfig
 from infill_engine.core import ModelError
 from infill_engine.engine import Engine
@@ -23,6 +23,7 @@ from infill_engine.tokenizer import Codec
 if TYPE_CHECKING:  # they bring numba
     from infill_engine.checkpoint import Checkpoint, Form
     from infill_engine.memory import Memory
+    from infill_engine.tokenizer import JsonCodec
     from infill_engine.workspaces import Workspaces
 
 #: CPU threads of one pass at most: what a model of this size reads, a few cores can ask for.
@@ -54,7 +55,42 @@ def located(name: str, report: Report, wanted: str = "auto") -> Path | None:
     if (asked := reference(name)) is None:
         known = ", ".join(model.name for model in MODELS)
         raise ModelError(f"there is no model {name!r}: use one of {known}, a folder, a GGUF file, or a hub id")
-    raise ModelError(f"{asked.hub} is not on this disk")
+    hub_id, form = asked.hub, asked.form
+    if asked.model is not None and name.casefold() in (asked.model.name, f"{asked.model.name}:{form}".casefold()):
+        suiting = _suiting(asked.model, form, machine(wanted))
+        hub_id, form = suiting.hub, suiting.form
+    try:
+        return hub.ensure(hub_id, report, "" if _is_whole(asked.model, form) else form)
+    except FetchError as error:
+        raise ModelError(str(error)) from None
+
+
+def _suiting(model: Model, form: str, here: Machine) -> File:
+    """The published form that was asked for, else the largest that fits, of those on this disk if there are some.
+
+    Raises `ModelError` where none fits: better before a download than behind it.
+    """
+    files = [file for file in model.files if not form or file.form.casefold() == form.casefold()]
+    if not files:
+        raise ModelError(f"{model.name} has no form {form!r}: use one of {', '.join(f.form for f in model.files)}")
+    fitting = [file for file in files if model.needs(file, here.gpu) <= here.free]
+    if fitting:
+        there = (file for file in fitting if hub.cached(file.hub, "" if not file.gguf else file.form))
+        return next(there, fitting[0])
+    least = files[-1]
+    need = model.needs(least, here.gpu)
+    raise ModelError(_too_large(f"{model.name} in {least.form}", need, here, nearest(here, model, need)))
+
+
+def _too_large(what: str, need: int, here: Machine, cure: str) -> str:
+    where = f"the card has {here.total / GB:.0f} GB, {here.free / GB:.1f} GB free" if here.gpu else ""
+    return f"{what} needs {need / GB:.1f} GB, {where or f'{here.free / GB:.1f} GB are free'}: {cure}"
+
+
+def _is_whole(model: Model | None, form: str) -> bool:
+    """Whether a form is all of a repository's safetensors, and not one of its GGUF files."""
+    file = model.file(form) if model is not None else None
+    return file is not None and not file.gguf
 
 
 def moved() -> Callable[[str], None]:
@@ -160,7 +196,6 @@ def _checkpoint(config: EngineConfig, folder: Path, report: Report) -> Engine:
     from infill_engine.checkpoint import FORMS, Loaded, opened, read_json
     from infill_engine.families import families
     from infill_engine.families.masked import Caching
-    from infill_engine.tokenizer import JsonCodec
 
     checkpoint, on = opened(folder), device(config.device)
     kind = next(iter(checkpoint.config.get("architectures") or ()), "")
@@ -175,7 +210,7 @@ def _checkpoint(config: EngineConfig, folder: Path, report: Report) -> Engine:
         raise ModelError(f"{folder} cannot be served in {served!r}: use one of {', '.join([*types, *FORMS[1:]])}")
     floating = torch.bfloat16 if served != "fp32" and (served == "bf16" or on != "cpu") else torch.float32
     form = served if served in FORMS else "stored"
-    _fits(checkpoint, form, floating, config.cache_mb << 20, _free_bytes(on))
+    _fits(checkpoint, form, floating, config.cache_mb << 20, machine(config.device))
     report("reading the weights", None)
     team = None
     if compiled and served == "int8":  # the kernels round what the file has, and have threads of their own
@@ -184,8 +219,8 @@ def _checkpoint(config: EngineConfig, folder: Path, report: Report) -> Engine:
         form, team = "stored", cpu.Team(config.threads or min(physical_cores(), MOST_THREADS))
         torch.set_num_threads(1)
     weights = Loaded(checkpoint, on, floating, form)
-    home, text = folder if folder.is_dir() else folder.parent, checkpoint.config.get("text_config", checkpoint.config)
-    codec = JsonCodec.read(home, max(text.get(name) or 0 for name in ("vocab_size", "embedding_size")))
+    home = folder if folder.is_dir() else folder.parent
+    codec = _codec(checkpoint, home, kind, report)
     generation = read_json(path) if (path := home / "generation_config.json").exists() else {}
     caching = Caching(config.refresh_passes, config.dual_cache, config.reuse_context)
     denoiser = family(
@@ -203,22 +238,51 @@ def _checkpoint(config: EngineConfig, folder: Path, report: Report) -> Engine:
     return engine
 
 
-def _fits(checkpoint: Checkpoint, form: Form, floating: torch.dtype, contexts: int, free: int) -> None:
-    """Raises `ModelError` with the numbers, and with the largest form that fits, where weights and contexts need more
+def _codec(checkpoint: Checkpoint, home: Path, kind: str, report: Report) -> JsonCodec:
+    """What its folder says of its tokenizer; else what the GGUF file itself does; else the published model's.
+
+    Raises `ModelError`.
+    """
+    from infill_engine.checkpoint import GgufCheckpoint, parameters
+    from infill_engine.tokenizer import JsonCodec, qwen2_description
+
+    text = checkpoint.config.get("text_config", checkpoint.config)
+    rows = max(text.get(name) or 0 for name in ("vocab_size", "embedding_size"))
+    if not isinstance(checkpoint, GgufCheckpoint) or hub.has_tokenizer(home):
+        return JsonCodec.read(home, rows)
+    if (own := checkpoint.tokenizer) is not None:
+        tokens, merges, added = own
+        named_ = [{"id": i, "content": tokens[i]} for i in sorted(added)]
+        return JsonCodec(qwen2_description({piece: i for i, piece in enumerate(tokens)}, merges, named_), rows)
+    model = alike(kind, parameters(checkpoint))
+    if model is None:
+        raise ModelError(f"{checkpoint.path} has no tokenizer that is read: put the model's tokenizer.json beside it")
+    try:
+        return JsonCodec.read(hub.ensure(model.files[0].hub, report, only_small=True), rows)
+    except FetchError as error:
+        raise ModelError(f"{error}; or put the tokenizer.json of {model.files[0].hub} beside {home}") from None
+
+
+def _fits(checkpoint: Checkpoint, form: Form, floating: torch.dtype, contexts: int, here: Machine) -> None:
+    """Raises `ModelError` with the numbers, and with the nearest choice that fits, where weights and contexts need more
     bytes than are free."""
-    from infill_engine.checkpoint import FORMS, needed_bytes
+    from infill_engine.checkpoint import FORMS, needed_bytes, parameters
 
     need = needed_bytes(checkpoint, form, floating.itemsize) + contexts
-    if need <= free:
+    if need <= here.free:
         return
     sizes = {other: needed_bytes(checkpoint, other, floating.itemsize) + contexts for other in FORMS[1:]}
-    smaller = {other: size for other, size in sizes.items() if size <= free}
-    cure = "use a smaller model"
+    smaller = {other: size for other, size in sizes.items() if size <= here.free}
+    rounded = ""
     if smaller:
         best = max(smaller, key=lambda other: smaller[other])
-        cure = f"serve it with --dtype {best}, about {smaller[best] / 1e9:.1f} GB"
-    name = "its own form" if form == "stored" else form
-    raise ModelError(f"{checkpoint.path} in {name} needs {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free: {cure}")
+        rounded = f"serve it with --dtype {best}, about {smaller[best] / GB:.1f} GB"
+    count = parameters(checkpoint)
+    wide = need - contexts == count * floating.itemsize
+    name = form if form != "stored" else {2: "bf16", 4: "fp32"}[floating.itemsize] if wide else "its own form"
+    model = alike(next(iter(checkpoint.config.get("architectures") or ()), ""), count)
+    what = f"{checkpoint.path.name}, {count / 1e9:.1f}B in {name},"
+    raise ModelError(_too_large(what, need, here, nearest(here, model, need, rounded)))
 
 
 def _free_bytes(on: str) -> int:

@@ -509,17 +509,24 @@ def _described(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What a tokenizer.json would say to which vocab.json, merges.txt and the settings' added tokens amount."""
     lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
     merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+    added = [{"id": int(i), "content": one["content"]} for i, one in settings.get("added_tokens_decoder", {}).items()]
+    return qwen2_description(_object(folder / "vocab.json"), merges, added)
+
+
+def qwen2_description(
+    vocab: Mapping[str, int], merges: Sequence[Sequence[str]], added: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """A tokenizer.json for a byte-level BPE that cuts text as Qwen2's does."""
     cut = [
         {"type": "Split", "pattern": {"Regex": _QWEN2_PIECES}, "behavior": "Isolated", "invert": False},
         {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
     ]
-    added = [{"id": int(i), "content": one["content"]} for i, one in settings.get("added_tokens_decoder", {}).items()]
     return {
         "version": "1.0",
         "added_tokens": added,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": cut},
         "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
-        "model": {"type": "BPE", "vocab": _object(folder / "vocab.json"), "merges": merges},
+        "model": {"type": "BPE", "vocab": vocab, "merges": merges},
     }
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from infill_engine import models
+from infill_engine.catalogue import GB, Machine
 from infill_engine.checkpoint import Loaded, SafetensorsFolder, needed_bytes, opened
 from infill_engine.core import ModelError
 from infill_engine.gguf_file import GgufFile
@@ -124,8 +125,53 @@ def test_broken_files_are_refused_in_one_line(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_refused_with_the_numbers_and_what_would(tmp_path: Path) -> None:
     checkpoint = opened(folder(tmp_path, a__weight=torch.ones(1024, 1024)))
-    with pytest.raises(ModelError, match=r"needs 0\.0 GB, 0\.0 GB are free: serve it with --dtype int8, about"):
-        models._fits(checkpoint, "stored", torch.float32, 0, 1_200_000)
+
+    def fits(free: int, card: bool = False) -> None:
+        models._fits(checkpoint, "stored", torch.float32, 0, Machine("a GPU" if card else "cpu", 24 * GB, free, 4))
+
+    with pytest.raises(
+        ModelError, match=r"0\.0B in fp32, needs 0\.0 GB, 0\.0 GB are free: serve it with --dtype int8, a"
+    ):
+        fits(1_200_000)
     with pytest.raises(ModelError, match="use a smaller model"):
-        models._fits(checkpoint, "stored", torch.float32, 0, 1000)
-    models._fits(checkpoint, "stored", torch.float32, 0, 1 << 23)
+        fits(1000)
+    fits(1 << 23)
+
+
+class Listed:
+    """A checkpoint of which nothing but the header is there."""
+
+    def __init__(self, architecture: str, kind: str, **shapes: tuple[int, ...]) -> None:
+        self.path, self.config = Path("/models/it"), {"architectures": [architecture]}
+        self._shapes, self._bits = shapes, {"bf16": 16, "q8": 9}[kind]
+        self.names = list(shapes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
+    def served_bytes(self, name: str, floating: int) -> int:
+        return int(np.prod(self._shapes[name], dtype=np.int64)) * self._bits // 8
+
+
+@pytest.mark.parametrize(
+    ("total", "free", "kind", "says"),
+    [
+        (24, 23, "bf16", "it, 25.6B in bf16, needs 51.7 GB, the card has 24 GB, 23.0 GB free: use the Q5_K_M file, "
+         "about 19 GB (`diffusion-gemma:Q5_K_M`)"),
+        (24, 18.5, "bf16", "18.5 GB free: use the NVFP4 checkpoint, about 18 GB"),
+        (16, 15.5, "bf16", "use Dream 7B (`dream`), which needs 8.6 GB"),
+        (12, 11, "q8", "in its own form, needs 29.3 GB, the card has 12 GB, 11.0 GB free: use Dream 7B (`dream`)"),
+    ],
+)  # fmt: skip
+def test_the_nearest_choice_is_named(total: float, free: float, kind: str, says: str) -> None:
+    experts = Listed("DiffusionGemmaForBlockDiffusion", kind, a=(128, 14_000, 14_286))
+    here = Machine("a GPU", int(total * GB), int(free * GB), 8)
+    with pytest.raises(ModelError) as caught:
+        models._fits(experts, "stored", torch.bfloat16, 512 << 20, here)  # type: ignore[arg-type]
+    assert says in str(caught.value)
+
+
+def test_where_no_other_form_is_published_rounding_is_named() -> None:
+    llada, here = Listed("LLaDAModelLM", "bf16", a=(8016, 1000, 1024)), Machine("a GPU", 8 * GB, 7 * GB, 8)
+    with pytest.raises(ModelError, match=r"8\.2B in bf16, needs 17\.0 GB.*: serve it with --dtype int4, about 6\.7 GB"):
+        models._fits(llada, "stored", torch.bfloat16, 512 << 20, here)  # type: ignore[arg-type]
