@@ -4,8 +4,8 @@ The server is the real process; in place of the engine a socket notes when a req
 The documents are modules of the standard library, one behind the other, of 5,000 and 20,000 lines; ends of lines at
 random places of them are typed again, a question behind each key. Wall time is from the question leaving this process
 to the engine having it, retrieval of snippets not included (`bench.index` has it); CPU time is that of the server's
-threads from the key to the answer, which other load changes less. Beside them stands how much longer than its CPU time a
-loop of this process took meanwhile: 1.0 on a quiet machine, and on any other the wall times say little.
+threads from the key to the answer, which other load changes less. Beside them stands how much longer than its CPU time
+a loop of this process took meanwhile: 1.0 on a quiet machine, and on any other the wall times say little.
 
 Opening: while a document of 20,000 lines is opened and parsed, small questions about another one go on; their times are
 those a person meets who opens a file.
