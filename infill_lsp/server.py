@@ -85,6 +85,7 @@ def create_server() -> InfillServer:
     server.feature("infill/fill")(actions.requested)
     server.feature(types.TEXT_DOCUMENT_CODE_ACTION, CODE_ACTIONS)(actions.offered)
     server.command(actions.FILL)(actions.commanded)
+    server.feature("infill/watch")(watch)
     server.feature("infill/offered")(offered)
     server.feature("infill/accepted")(accepted)
     server.feature("infill/partiallyAccepted")(partially_accepted)
@@ -186,6 +187,11 @@ async def because(ls: InfillServer, *arguments: Any) -> str:
     found = await why(ls, {"textDocument": document, "position": _field(where, "position")})
     ls.window_show_message(types.ShowMessageParams(types.MessageType.Info, f"Infill: {found['reason']}"))
     return str(found["reason"])
+
+
+def watch(ls: InfillServer, params: Any) -> None:
+    """`infill/watch`: somebody looks at the canvas from now on, or no longer."""
+    ls.wants_canvas = _field(params, "canvas") is True
 
 
 def offered(ls: InfillServer, params: Any) -> None:

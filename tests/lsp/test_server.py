@@ -572,6 +572,19 @@ async def test_no_canvas_is_sent_unasked(editor: Editor, quick: str) -> None:
     assert editor.frames == editor.timings == []
 
 
+async def test_the_canvas_is_sent_while_it_is_watched(editor: Editor, quick: str) -> None:
+    await editor.start(options={"model": await ready(quick)})
+    editor.tell("infill/watch", {"canvas": True})
+    editor.open("return ")
+    assert (await editor.item(0, 7)).insert_text == "a + b"
+    assert "".join(slot.text for slot in editor.frames[-1].slots if slot.state == "committed") == "a + b"
+    editor.tell("infill/watch", {"canvas": False})
+    editor.frames.clear()
+    editor.edit((0, 0), (0, 0), "x = 1\n")
+    assert (await editor.item(1, 7)).insert_text == "a + b"
+    assert editor.frames == []
+
+
 async def test_the_status_of_the_engine_can_be_asked_for(editor: Editor, home: Path, quick: str) -> None:
     model = fake_model(home, "other", TABLE)
     await editor.start(options={"model": model, "enabled": False})

@@ -8,7 +8,11 @@ import type { Frame } from './server';
 export class DenoiseView implements vscode.Disposable {
   private panel: vscode.WebviewPanel | undefined;
 
-  constructor(private readonly extension: vscode.Uri) {}
+  constructor(
+    private readonly extension: vscode.Uri,
+    /** Told when somebody begins or ends to look. */
+    private readonly watch: (isWatching: boolean) => unknown,
+  ) {}
 
   open(): void {
     if (this.panel !== undefined) {
@@ -19,9 +23,13 @@ export class DenoiseView implements vscode.Disposable {
     const column = { viewColumn: vscode.ViewColumn.Beside, preserveFocus: true };
     const options = { enableScripts: true, retainContextWhenHidden: true, localResourceRoots: [media] };
     const panel = vscode.window.createWebviewPanel('infill.denoise', 'Infill: denoising', column, options);
-    panel.onDidDispose(() => (this.panel = undefined));
+    panel.onDidDispose(() => {
+      this.panel = undefined;
+      this.watch(false);
+    });
     panel.webview.html = page(panel.webview, media);
     this.panel = panel;
+    this.watch(true);
   }
 
   show({ step, ms, slots }: Frame): void {

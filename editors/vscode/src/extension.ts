@@ -7,7 +7,7 @@ import { Fill, type Order } from './fill';
 import { chooseAggressiveness, showMenu } from './menu';
 import { Previews } from './preview';
 import { isProgram } from './program';
-import { tellOfRivals } from './rivals';
+import { Rivals } from './rivals';
 import { Server } from './server';
 import { Setup } from './setup';
 import { inWords, StatusBar, type ServerStatus } from './status';
@@ -33,7 +33,7 @@ class Infill implements vscode.Disposable {
   constructor(context: vscode.ExtensionContext) {
     this.switches = new Switches(context.workspaceState);
     this.suggestions = new Suggestions(() => this.server.client, this.switches, this.previews);
-    this.view = new DenoiseView(context.extensionUri);
+    this.view = new DenoiseView(context.extensionUri, (isWatching) => this.server.watch(isWatching));
     this.fill = new Fill(() => this.server.client, this.previews);
     this.setup = new Setup(context, this.log, () => this.show(this.heard));
     this.server = new Server(
@@ -42,6 +42,7 @@ class Infill implements vscode.Disposable {
         status: (status) => void this.told(status),
         canvas: (frame) => this.view.show(frame),
         refresh: (refresh) => void this.suggestions.refresh(refresh),
+        configured: () => void this.look(),
       },
       {
         provideInlineCompletionItems: (...question) => this.suggestions.provide(...question),
@@ -167,6 +168,7 @@ async function offerSetting(problem: string): Promise<void> {
 
 export function activate(context: vscode.ExtensionContext): void {
   const infill = new Infill(context);
+  const rivals = new Rivals(context.globalState);
   const commands: Record<string, (...given: never[]) => unknown> = {
     'infill.menu': () => infill.menu(),
     'infill.trigger': () => infill.suggestions.trigger(),
@@ -210,18 +212,17 @@ export function activate(context: vscode.ExtensionContext): void {
   };
   context.subscriptions.push(
     infill,
+    rivals,
     ...Object.entries(commands).map(([id, run]) => vscode.commands.registerCommand(id, run)),
     infill.switches.onDidChange(() => infill.look()),
     vscode.window.onDidChangeActiveTextEditor(() => infill.look()),
     vscode.workspace.onDidChangeConfiguration((event) => {
       if (event.affectsConfiguration('infill.server')) {
         void infill.restart();
-      } else if (event.affectsConfiguration('infill')) {
-        void infill.server.settingsChanged().then(() => infill.look());
       }
     }),
     vscode.workspace.onDidGrantWorkspaceTrust(() => infill.restart()),
   );
   void infill.restart();
-  void tellOfRivals(context.globalState);
+  rivals.look();
 }

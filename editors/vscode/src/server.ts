@@ -33,12 +33,14 @@ export interface Listener {
   status(status: ServerStatus): void;
   canvas(frame: Frame): void;
   refresh(refresh: Refresh): void;
+  /** The server has been told of changed settings. */
+  configured(): void;
 }
 
 /** The protocol's part beyond LSP. */
 const beyond: StaticFeature = {
   fillClientCapabilities: (capabilities: ClientCapabilities): void => {
-    capabilities.experimental = { ...capabilities.experimental, infill: { canvas: true, status: true, refresh: true } };
+    capabilities.experimental = { ...capabilities.experimental, infill: { status: true, refresh: true } };
   },
   initialize: () => undefined,
   getState: () => ({ kind: 'static' }),
@@ -48,6 +50,7 @@ const beyond: StaticFeature = {
 export class Server {
   private current: LanguageClient | undefined;
   private readonly restarts = new Restarts();
+  private isWatching = false;
 
   constructor(
     private readonly log: vscode.LogOutputChannel,
@@ -69,8 +72,13 @@ export class Server {
     client.onNotification('infill/canvas', (frame: Frame) => this.listener.canvas(frame));
     client.onNotification('infill/refresh', (refresh: Refresh) => this.listener.refresh(refresh));
     client.onDidChangeState(({ newState }) => {
-      if (this.current === client && newState === State.Starting) {
+      if (this.current !== client) {
+        return;
+      }
+      if (newState === State.Starting) {
         this.listener.status({ state: 'starting' });
+      } else if (newState === State.Running && this.isWatching) {
+        void this.watch(true); // A server that was started anew does not know of it.
       }
     });
     try {
@@ -92,6 +100,14 @@ export class Server {
   async settingsChanged(): Promise<void> {
     if (this.current?.isRunning()) {
       await this.current.sendNotification('workspace/didChangeConfiguration', { settings: {} });
+    }
+  }
+
+  /** Whether each step of the canvas is wanted from now on. */
+  async watch(isWatching: boolean): Promise<void> {
+    this.isWatching = isWatching;
+    if (this.current?.isRunning()) {
+      await this.current.sendNotification('infill/watch', { canvas: isWatching });
     }
   }
 
@@ -129,6 +145,11 @@ export class Server {
               params.items.map(({ section, scopeUri }) =>
                 section === 'infill' ? serverSettings(scopeUri ? vscode.Uri.parse(scopeUri) : undefined, this.own()) : null,
               ),
+            // Instead of the client's own, which brings all settings with their defaults: the server asks for what is set.
+            didChangeConfiguration: async () => {
+              await this.settingsChanged();
+              this.listener.configured();
+            },
           },
         },
       },

@@ -90,6 +90,9 @@ function unfit(editor: vscode.TextEditor): string | undefined {
   if (input instanceof vscode.TabInputTextDiff && [input.original, input.modified].some((uri) => uri.toString() === here)) {
     return 'nothing is offered in a comparison';
   }
+  if (input instanceof vscode.TabInputNotebookDiff) {
+    return 'nothing is offered in a comparison';
+  }
   // Editors inside of other views, such as a peek, have no column; neither have a notebook's cells.
   if (editor.viewColumn === undefined && editor.document.uri.scheme !== 'vscode-notebook-cell') {
     return 'nothing is offered in a peek';
