@@ -86,7 +86,9 @@ class Caching:
     refresh: int = 1
     #: Whether the suffix's are kept too (a dual cache), or only the prefix's.
     dual: bool = False
-    #: Whether the first pass of a request begins with what the last request had of the same prefix.
+    #: Whether the first pass of a request begins with what the last request had of the same prefix, and with what a new
+    #: one has by itself, which is computed ahead of it in small steps. So are pieces of other files: they stand at the
+    #: positions before the prefix then, lest each other one move it.
     across: bool = False
 
     def __post_init__(self) -> None:
@@ -96,18 +98,19 @@ class Caching:
 
 EXACT = Caching()
 
+#: New tokens of a prefix that are worth a pass of their own, ahead of the first one over the canvas, and layers of it
+#: that one step runs: between two, more urgent work may go first.
+LEAST_ALONE, GROUP = 8, 8
 #: Memory for keys and values, by default.
 CACHE_BYTES = 512 << 20
 
 
 class _Prefix:
-    """`ContextKV`: the tokens, and the keys and values that the first of them had in the last pass over all, with those
-    of the pieces of other files that stood there."""
+    """`ContextKV`: the tokens, and if `Caching.across` the keys and values that the first of them had last."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.kv: KV | None = None
-        self.pieces: list[int] = []
 
     @property
     def length(self) -> int:
@@ -119,11 +122,8 @@ class _Prefix:
 
     def truncate(self, length: int) -> None:
         del self.tokens[length:]
-        held = length + len(self.pieces)
-        if self.kv is not None and not length:
-            self.kv = None
-        elif self.kv is not None:
-            self.kv.truncate(held)
+        if self.kv is not None:
+            self.kv.truncate(length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +151,8 @@ class _Share:
     kv: KV
     #: The places whose rows predict the open slots.
     rows: list[int]
-    #: The tokens of other files in front of the prefix.
-    pieces: list[int]
+    #: Pieces of other files that are not in the sequence.
+    pieces: list[Placed]
     #: Where the canvas begins, where the first of its tokens stands that predicts a slot, where the last slot ends, and
     #: where the sequence ends.
     prefix: int
@@ -165,9 +165,8 @@ class _Share:
     def planned(self) -> Part:
         """All tokens see each other, whichever are computed."""
         count, end = len(self.tokens), self.first + len(self.tokens)
-        known = [Placed(self.kv.pages, 0, self.first), Placed(self.kv.pages, end, self.length)]
-        seen = [context for context in known if context.first < context.end]
-        return Part(range(self.first, end), [-1] * count, [OPEN] * count, count, self.kv.pages, self.first, seen)
+        known = [*self.pieces, Placed(self.kv.pages, 0, self.first), Placed(self.kv.pages, end, self.length)]
+        return Part(range(self.first, end), [-1] * count, [OPEN] * count, count, self.kv.pages, self.first, known)
 
 
 class MaskedDenoiser:
@@ -244,9 +243,33 @@ class MaskedDenoiser:
     ) -> Generator[None, None, ContextKV]:
         own = cast(_Prefix, kv) if kv is not None else _Prefix()
         if tokens:
+            if self._caching.across:
+                yield from self._encode(own, tokens)
             own.tokens += tokens
             yield
         return own
+
+    def _encode(self, prefix: _Prefix, tokens: Sequence[int]) -> Generator[None, None, None]:
+        """Keys and values of a prefix that goes on with `tokens`, where there are so many new ones that the first pass
+        would be long: they see what stands before them and each other, no canvas and no suffix yet."""
+        kv = prefix.kv or KV(self._pool)
+        done = kv.length
+        new = [*prefix.tokens, *tokens][done:]
+        if done and len(new) < LEAST_ALONE:
+            return
+        end = done + len(new)
+        kv.reserve(end)
+        alike = [-1] * len(new), [OPEN] * len(new)
+        of_pass = plan(
+            [Part(range(done, end), *alike, len(new), kv.pages, done, [Placed(kv.pages, 0, done)])], 0.0, self._device
+        )
+        x = self._decoder.embed(moved(torch.tensor(new), self._device))
+        for first in range(0, self._decoder.depth, GROUP):
+            if first:
+                yield
+            x = self._decoder.layers(x, of_pass, first, min(first + GROUP, self._decoder.depth))
+        kv.length = end
+        prefix.kv = kv
 
     def denoise(
         self, canvases: Sequence[OpenCanvas], contexts: Sequence[Contexts], states: Sequence[Any]
@@ -271,10 +294,13 @@ class MaskedDenoiser:
 
     def _share(self, canvas: OpenCanvas, contexts: Contexts, state: _State | None) -> _Share:
         """What of one canvas's sequence has to be computed in this pass."""
-        prefix, opening = cast(_Prefix, contexts.prefix), self.facts.opening
-        pieces = [token for block in contexts.blocks for token in cast(_Prefix, block).tokens[len(opening) :]]
+        prefix, blocks = cast(_Prefix, contexts.prefix), cast(Sequence[_Prefix], contexts.blocks)
+        opening, apart = len(self.facts.opening), self._caching.across
         before = prefix.tokens[: canvas.origin]
-        before[len(opening) : len(opening)] = pieces
+        if not apart:
+            before[opening:opening] = [token for block in blocks for token in block.tokens[opening:]]
+        kept = [block.kv for block in blocks if block.kv is not None] if apart else []
+        pieces = [Placed(kv.pages, opening, kv.length, -kv.length) for kv in kept]
         sequence = [*before, *canvas.tokens]
         if len(sequence) > self._shape.positions:
             raise ValueError(f"{len(sequence)} tokens are more than the model's {self._shape.positions}")
@@ -288,7 +314,7 @@ class MaskedDenoiser:
         kv = state.kv if state is not None else KV(self._pool)
         if state is not None and cached:
             first, end = state.first, state.end if self._caching.dual else length
-        elif state is None and prefix.kv is not None and prefix.pieces == pieces:
+        elif state is None and prefix.kv is not None:
             first = min(prefix.kv.length, begin)
             kv = prefix.kv.copy(first)
         kv.reserve(length)
@@ -300,7 +326,7 @@ class MaskedDenoiser:
         if state is not None and share.cached:
             return replace(state, age=state.age + 1)
         if self._caching.across:
-            prefix.kv, prefix.pieces = share.kv.copy(share.prefix), share.pieces
+            prefix.kv = share.kv.copy(share.prefix)
         elif self._caching.refresh == 1:
             return None
         return _State(share.kv, share.begin, share.behind, share.length, age=1)
