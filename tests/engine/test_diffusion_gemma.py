@@ -17,6 +17,7 @@ from infill_engine.checkpoint import Loaded, opened
 from infill_engine.config import EngineConfig
 from infill_engine.core import Contexts, ModelError, OpenCanvas, Outcome, Pass, Rows, complete
 from infill_engine.engine import Engine
+from infill_engine.families import prompts
 from infill_engine.families.diffusion_gemma import _KV, DiffusionGemma, DiffusionGemmaDenoiser
 from infill_engine.policy import AnnealedPolicy, SeededNoise
 from infill_engine.protocol import Candidate, Final, Frame, InfillRequest
@@ -474,3 +475,14 @@ def test_more_tokens_than_the_model_can_read_are_refused(checkpoint: Path) -> No
     canvas = OpenCanvas.of(500, (), [1] * 8, [2] * 8)
     with pytest.raises(ValueError, match="516 tokens are more than the model's 512"):
         denoiser.denoise([canvas], [Contexts(_KV(denoiser.model.pools))], [None])
+
+
+def test_what_stands_around_a_document_is_a_table(checkpoint: Path) -> None:
+    """The bare form is what a family has; the chat form is a fact that nobody uses."""
+    table = [prompts.DREAM, prompts.DREAMON, prompts.LLADA, prompts.DIFFUSION_GEMMA]
+    assert all(one.source and bool(one.chat) == bool(one.chat_source) for one in table)
+    assert all(one.chat.count("{}") == 1 for one in table if one.chat)
+    known = serve(checkpoint)._denoiser.facts
+    assert (known.opening, known.open.closing) == ((CONTROLS.index("<bos>"),), ())
+    assert prompts.DREAMON.around({"bos_token_id": 7, "eos_token_id": [8, 9]}) == ((7,), (8,))
+    assert prompts.DREAMON.around({}) == ((), ())

@@ -50,6 +50,7 @@ from torch import Tensor
 
 from infill_engine.checkpoint import Weights
 from infill_engine.core import ContextKV, Contexts, Facts, ModelError, OpenCanvas, OpenFacts
+from infill_engine.families import prompts
 from infill_engine.families.masked import CACHE_BYTES, EXACT, Caching
 from infill_engine.policy import AnnealedPolicy
 
@@ -377,6 +378,8 @@ def facts(config: Mapping[str, Any]) -> Facts:
     }
     policy = replace(published, **{name: value for name, value in given.items() if value is not None})
     canvas = config.get("canvas_length", 256)
+    named = {name: config.get(name, text.get(name)) for name in ("bos_token_id", "eos_token_id")}
+    opening, closing = prompts.DIFFUSION_GEMMA.around(named)
     open_facts = OpenFacts(
         policy,
         tuple(n for n in LENGTHS if 2 * n <= canvas) or (max(1, canvas // 2),),
@@ -385,9 +388,9 @@ def facts(config: Mapping[str, Any]) -> Facts:
         positions=text.get("max_position_embeddings", 1 << 18),
         canvas=canvas,
         goes_on=True,
+        closing=closing,
         soft=True,
     )
-    opening = (config.get("bos_token_id") or text.get("bos_token_id", 2),)
     return Facts(mask_id=None, end_id=ends[0], opening=opening, lookahead=0, left=(0, 0), open=open_facts)
 
 

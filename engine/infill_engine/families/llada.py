@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from infill_engine.checkpoint import Weights
 from infill_engine.core import Facts, OpenFacts
+from infill_engine.families import prompts
 from infill_engine.families.masked import CACHE_BYTES, EXACT, Caching, MaskedDenoiser, Names, Shape, number, special
 from infill_engine.lengths import CANDIDATES, PUBLISHED_BIAS
 from infill_engine.policy import StepsPolicy
@@ -72,6 +73,7 @@ class LladaDenoiser(MaskedDenoiser):
         mask_id, (end_id, *others) = special(config, "mask_token_id")[0], special(config, "eos_token_id")
         ends = frozenset((end_id, *others, *special(config, "pad_token_id", needed=False)))
         policy = StepsPolicy("prob", spread="even", tempered=False)
+        opening, closing = prompts.LLADA.around(config)
         super().__init__(
             sizes,
             NAMES.tied() if config.get("weight_tying") else NAMES,
@@ -79,7 +81,7 @@ class LladaDenoiser(MaskedDenoiser):
             Facts(
                 mask_id,
                 end_id,
-                (),
+                opening,
                 lookahead=0,
                 left=(0, 0),
                 open=OpenFacts(
@@ -89,6 +91,7 @@ class LladaDenoiser(MaskedDenoiser):
                     ends,
                     bias=PUBLISHED_BIAS,
                     positions=sizes.positions,
+                    closing=closing,
                     blocks=True,
                 ),
             ),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from infill_engine.checkpoint import Weights
 from infill_engine.core import Facts, ModelError, OpenFacts
+from infill_engine.families import prompts
 from infill_engine.families.masked import CACHE_BYTES, EXACT, Caching, MaskedDenoiser, Names, Shape, number, special
 from infill_engine.lengths import CANDIDATES, PUBLISHED_BIAS
 from infill_engine.policy import ElasticPolicy, StepsPolicy
@@ -89,7 +90,7 @@ class Qwen2Denoiser(MaskedDenoiser):
         sizes = shape(config)
         mask_id, (end_id, *others) = special(config, "mask_token_id")[0], special(config, "eos_token_id")
         expand = special(config, "expand_token_id", needed=False)
-        opening = special(config, "bos_token_id", needed=False)[:1] if expand else []
+        opening, closing = (prompts.DREAMON if expand else prompts.DREAM).around(config)
         if expand:
             facts = OpenFacts(
                 policy=ElasticPolicy(StepsPolicy("entropy"), mask_id, expand[0], end_id, ELASTIC_MOST),
@@ -98,7 +99,7 @@ class Qwen2Denoiser(MaskedDenoiser):
                 ends=frozenset((end_id, *others)),
                 most=ELASTIC_MOST,
                 positions=sizes.positions,
-                closing=(end_id,),  # it was trained on whole documents, between these
+                closing=closing,
                 blocks=True,
                 sampling=ELASTIC_SAMPLING,
             )
@@ -113,13 +114,14 @@ class Qwen2Denoiser(MaskedDenoiser):
                 positions=sizes.positions,
                 blocks=True,
                 sampling=SAMPLING,
+                closing=closing,
             )
         tied = bool(config.get("tie_word_embeddings")) and not weights.has("lm_head.weight")
         super().__init__(
             sizes,
             NAMES.tied() if tied else NAMES,
             weights,
-            Facts(mask_id, end_id, tuple(opening), lookahead=0, left=(0, 0), open=facts),
+            Facts(mask_id, end_id, opening, lookahead=0, left=(0, 0), open=facts),
             text,
             shifted=True,
             controls=expand,
