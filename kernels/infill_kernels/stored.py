@@ -232,6 +232,20 @@ def concatenated(parts: Sequence[Stored]) -> Stored | None:
     return None
 
 
+def together(parts: Sequence[Stored]) -> Stored | None:
+    """Several matrices of one shape [O, K] as [E, O, K]; None where their forms do not go together."""
+    first = parts[0]
+    if isinstance(first, Dense):
+        dense = [part.values for part in parts if isinstance(part, Dense)]
+        return Dense(torch.stack(dense)) if len(dense) == len(parts) else None
+    if isinstance(first, Scaled):
+        alike = [part for part in parts if isinstance(part, Scaled) and part.block == first.block]
+        if len(alike) == len(parts):
+            values, scale = (torch.stack(some) for some in zip(*((p.values, p.scale) for p in alike), strict=True))
+            return replace(first, values=values, scale=scale)
+    return None
+
+
 def blocked(x: Tensor, weight: Stored) -> Tensor:
     """y = x W^T with `BLOCK` outputs of W widened to x's dtype at a time. x [N, K] -> [N, O]."""
     outs = weight.shape[0]
