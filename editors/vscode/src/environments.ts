@@ -5,7 +5,7 @@
  */
 
 import { randomUUID } from 'node:crypto';
-import { readFileSync } from 'node:fs';
+import { existsSync, readFileSync } from 'node:fs';
 import { link, mkdir, readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -84,6 +84,16 @@ export class Environments {
   ) {
     this.server = new Environment(join(folder, `server-${version}`), 'server');
     this.engine = new Environment(join(folder, `engine-${version}`), 'engine');
+  }
+
+  /** Whether the answer to the engine's size was "not now". It is kept here, since it goes with all the rest. */
+  get isPutOff(): boolean {
+    return existsSync(join(this.folder, 'not-now'));
+  }
+
+  async putOff(yes: boolean): Promise<void> {
+    const file = join(this.folder, 'not-now');
+    await (yes ? writeFile(file, '') : rm(file, { force: true }));
   }
 
   /** Those of other versions. */

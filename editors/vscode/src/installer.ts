@@ -108,6 +108,10 @@ export function complaint(printed: string): string {
   if (missing !== undefined) {
     return `${missing} is not to be had there for this Python`;
   }
+  const [, conflict] = /The conflict is caused by:\s*\n\s*(\S[^\n]*)/.exec(printed) ?? [];
+  if (conflict !== undefined) {
+    return `nothing is to be had there that fits: ${conflict}`;
+  }
   const lines = printed.split('\n').map((line) => line.trim()).filter(Boolean);
   const error = lines.findLast((line) => /^(error|ERROR)\b/.test(line)) ?? lines.at(-1) ?? 'it said nothing';
   return error.replace(/^(error|ERROR):?\s*/, '');

@@ -29,7 +29,6 @@ import type { ServerStatus } from './status';
 
 /** Bytes of the server's environment, to be free: it takes 80 MB. */
 const serverBytes = 200e6;
-const putOffKey = 'infill.enginePutOff';
 
 /** What a person chose by settings. */
 function chosen(name: string): string {
@@ -150,7 +149,6 @@ export class Setup {
       for (const path of data.flatMap(({ paths }) => paths)) {
         await rm(path, { recursive: true, force: true, maxRetries: 3 });
       }
-      await this.context.globalState.update(putOffKey, undefined);
     });
     this.log.info(`removed all data, ${inWords(sum)}`);
     this.say({ state: 'off', message: 'all data was removed; "Set up" in the menu starts anew' });
@@ -166,7 +164,7 @@ export class Setup {
   /** A person wants all of it, whatever they said before. */
   async wanted(): Promise<void> {
     this.removed = false;
-    await this.context.globalState.update(putOffKey, undefined);
+    await this.environments?.putOff(false);
   }
 
   private async next(): Promise<Step> {
@@ -181,7 +179,7 @@ export class Setup {
       serverIsReady: all.server.isReady,
       engineIsReady: all.engine.isReady,
       agreed: this.agreed ?? (await all.agreed()),
-      putOff: this.context.globalState.get(putOffKey, false),
+      putOff: all.isPutOff,
     });
   }
 
@@ -327,7 +325,7 @@ export class Setup {
     const buttons = second === undefined ? [label] : [label, words[second]];
     const answer = await vscode.window.showInformationMessage(offer(first, chosen('install.torchIndex')), ...buttons, 'Not now');
     if (answer === undefined || answer === 'Not now') {
-      await this.context.globalState.update(putOffKey, answer === 'Not now');
+      await this.environments?.putOff(answer === 'Not now');
       return undefined;
     }
     return answer === label ? first : second;

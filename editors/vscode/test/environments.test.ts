@@ -78,6 +78,16 @@ test('an upgrade finds what other versions made, and what was agreed to then', a
   assert.equal(await now.agreed(), undefined);
 });
 
+test('"not now" is remembered till it is taken back', async (context) => {
+  const home = await folder(context);
+  await new Environments(home, '1').putOff(true);
+  const later = new Environments(home, '2');
+  assert.ok(later.isPutOff);
+  await later.putOff(false);
+  await later.putOff(false);
+  assert.ok(!later.isPutOff);
+});
+
 test('a program is run to its end, away from what would mislead it', async (context) => {
   const home = await folder(context);
   process.env['PYTHONPATH'] = '/elsewhere';

@@ -63,6 +63,13 @@ test('no network is told from a package that is not there', () => {
   assert.equal(complaint('ERROR: No matching distribution found for torch==2.13.0\n'), 'torch==2.13.0 is not to be had there for this Python');
 });
 
+test('what does not fit is named', () => {
+  const said =
+    'The conflict is caused by:\n    infill-lsp 0.1.0 depends on pathspec<2 and >=1.0\n    The user requested (constraint) pathspec==1.1.1\n' +
+    'ERROR: ResolutionImpossible: for help visit https://pip.pypa.io\n';
+  assert.equal(complaint(said), 'nothing is to be had there that fits: infill-lsp 0.1.0 depends on pathspec<2 and >=1.0');
+});
+
 test('uv says which host it did not reach', () => {
   const said =
     'error: Failed to fetch: `https://download.pytorch.org/whl/cpu/torch/`\n  Caused by: client error (Connect)\n' +
