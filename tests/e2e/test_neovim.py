@@ -2,119 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pynvim
 import pytest
-from journeys import REPOSITORY, Engine, installed, is_running, wait_for
+from journeys import Engine, wait_for
+from nvim import PLUGIN, Frames, Neovim, launcher
 
 pytestmark = pytest.mark.e2e
 
-COLUMNS, ROWS = 80, 16
+#: For journeys that hang on what the two versions do differently.
+both_versions = pytest.mark.parametrize("executable", ["0.12", "0.11"], indirect=True)
 
-GHOST = """
-local joined = function(line)
-  return vim.iter(line or {}):map(function(chunk) return chunk[1] end):join("")
-end
-local first, lines = "", {}
-for _, name in ipairs({ "infill", "nvim.lsp.inline_completion" }) do
-  local namespace = vim.api.nvim_create_namespace(name)
-  for _, mark in ipairs(vim.api.nvim_buf_get_extmarks(0, namespace, 0, -1, { details = true })) do
-    first = first .. joined(mark[4].virt_text)
-    vim.list_extend(lines, vim.tbl_map(joined, mark[4].virt_lines or {}))
-  end
-end
-return table.concat({ first, unpack(lines) }, "\\n")
-"""
-
-SCREEN = """
-vim.cmd.redraw()
-local rows = {}
-for row = 1, vim.o.lines do
-  local cells = {}
-  for column = 1, vim.o.columns do
-    cells[column] = vim.fn.screenstring(row, column)
-  end
-  rows[row] = (table.concat(cells):gsub("%s+$", ""))
-end
-return rows
-"""
-
-
-class Neovim:
-    """One running editor with one file open."""
-
-    def __init__(self, executable: str, init: Path, file: Path) -> None:
-        self.file = file
-        self.nvim = pynvim.attach(
-            "child", argv=[executable, "--embed", "--headless", "--clean", "-u", str(init), str(file)]
-        )
-        self.nvim.command(f"set columns={COLUMNS} lines={ROWS}")
-        wait_for(lambda: self.lua("return #vim.lsp.get_clients({ name = 'infill_lsp' })"), "attached server")
-
-    def lua(self, code: str, *args: object) -> Any:
-        return self.nvim.exec_lua(code, *args)
-
-    def keys(self, keys: str) -> None:
-        """Types `keys` (in Neovim's notation); returns before they took effect."""
-        self.nvim.input(keys)
-
-    @property
-    def lines(self) -> list[str]:
-        return list(self.nvim.current.buffer)
-
-    @property
-    def cursor(self) -> tuple[int, int]:
-        """Row and column in bytes, both from 0."""
-        row, column = self.nvim.current.window.cursor
-        return row - 1, column
-
-    @property
-    def ghost(self) -> str:
-        """The ghost text that stands in the buffer now."""
-        return str(self.lua(GHOST))
-
-    @property
-    def screen(self) -> str:
-        """Every character that the editor shows."""
-        return "\n".join(self.lua(SCREEN)) + "\n"
-
-    @property
-    def messages(self) -> str:
-        """Everything that the editor has told the person so far."""
-        return str(self.nvim.command_output("messages"))
-
-    def wait_for_ghost(self, text: str) -> None:
-        wait_for(lambda: self.ghost == text, f"ghost text {text!r}", seen=lambda: self.ghost)
-
-    def save(self) -> bytes:
-        """Leaves insert mode and writes; the bytes on disk."""
-        self.keys("<Esc>:write<CR>")
-        wait_for(lambda: not self.nvim.current.buffer.options["modified"], "saved file")
-        return self.file.read_bytes()
-
-    def close(self) -> None:
-        """Quits as a person does; fails if the server stays behind."""
-        servers = self.lua("return vim.api.nvim_get_proc_children(vim.fn.getpid())")
-        with contextlib.suppress(OSError, EOFError):  # The connection ends with the editor.
-            self.nvim.command("qall!")
-        with contextlib.suppress(OSError, EOFError):
-            self.nvim.close()
-        wait_for(lambda: not any(is_running(pid) for pid in servers), "end of the server")
-
+ATTACHED = "return require('infill.presenter').is_attached(vim.api.nvim_get_current_buf())"
 
 OpenFile = Callable[..., Neovim]
 
 
 @pytest.fixture(scope="session")
-def executable() -> str:
-    """Neovim 0.12, or another one that INFILL_E2E_NVIM names."""
-    return os.environ.get("INFILL_E2E_NVIM") or installed("install-neovim.sh")
+def executable(request: pytest.FixtureRequest) -> str:
+    return launcher(getattr(request, "param", "0.12"))
 
 
 @pytest.fixture
@@ -124,18 +35,18 @@ def open_file(
     """Opens a file with the given bytes, with the configuration that a person would write."""
     for kind in ("CONFIG", "DATA", "STATE", "CACHE"):
         monkeypatch.setenv(f"XDG_{kind}_HOME", str(tmp_path / kind.lower()))
-    init = tmp_path / "init.lua"
     # The fake model writes a byte a step: slow, and speed is not what these journeys are about.
     settings = {"model": engine.model, "deadline": {"automatic": 10_000}}
-    options = {"cmd": [server_command], "init_options": settings}
-    init.write_text(
-        f"vim.opt.runtimepath:prepend([[{REPOSITORY / 'editors' / 'neovim'}]])\n"
-        f"require('infill').setup(vim.json.decode([[{json.dumps(options)}]]))\n"
-    )
     opened: list[Neovim] = []
 
-    def open_file(content: bytes, answers: dict[str, str], name: str = "shapes.py") -> Neovim:
+    def open_file(content: bytes, answers: dict[str, str], name: str = "shapes.py", **more: object) -> Neovim:
         engine.answers(answers)
+        options = {"cmd": [server_command], "init_options": settings, **more}
+        init = tmp_path / "init.lua"
+        init.write_text(
+            f"vim.opt.runtimepath:prepend([[{PLUGIN}]])\n"
+            f"require('infill').setup(vim.json.decode([[{json.dumps(options)}]]))\n"
+        )
         file = tmp_path / "project" / name
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(content)
@@ -148,6 +59,7 @@ def open_file(
         neovim.close()
 
 
+@both_versions
 def test_a_line_is_shown_accepted_and_saved(open_file: OpenFile) -> None:
     neovim = open_file(b"def area(w, h):\n    \n", {"return": " w * h"})
     neovim.keys("jAreturn")
@@ -161,6 +73,7 @@ def test_a_line_is_shown_accepted_and_saved(open_file: OpenFile) -> None:
     assert neovim.save() == b"def area(w, h):\n    return w * h\n"
 
 
+@both_versions
 def test_several_lines_are_drawn_and_accepted(open_file: OpenFile, artifacts: Path) -> None:
     body = "\n    if w < 0 or h < 0:\n        raise ValueError('negative side')\n    return w * h"
     before = 'def area(w, h):\n    """The area of a rectangle."""\n\n\nprint(area(2, 3))\n'
@@ -191,6 +104,7 @@ def test_typing_on_keeps_what_matches_and_clears_what_does_not(open_file: OpenFi
     assert neovim.lines == ["x = 1", "total = prnt"]
 
 
+@both_versions
 def test_typing_on_and_accepting_at_once_doubles_nothing(open_file: OpenFile) -> None:
     neovim = open_file(b"x = 1\n", {"total = ": "price * count"})
     neovim.keys("ototal = ")
@@ -224,13 +138,15 @@ def test_escape_dismisses(open_file: OpenFile) -> None:
     assert neovim.save() == b"total = \n"
 
 
-def test_crlf_file_stays_crlf(open_file: OpenFile) -> None:
-    neovim = open_file(b"def f(a):\r\n    \r\nf(1)\r\n", {"if a:": "\n        a = -a\n        print(a)"})
+@both_versions
+def test_a_crlf_file_with_tabs_keeps_both(open_file: OpenFile) -> None:
+    neovim = open_file(b"def f(a):\r\n\t\r\nf(1)\r\n", {"if a:": "\n\t\ta = -a\n\t\tprint(a)"})
     neovim.keys("jAif a:")
-    neovim.wait_for_ghost("\n        a = -a\n        print(a)")
+    neovim.wait_for_ghost("\n" + 16 * " " + "a = -a\n" + 16 * " " + "print(a)")
     neovim.keys("<Tab>")
     wait_for(lambda: len(neovim.lines) == 5, "accepted text")
-    assert neovim.save() == b"def f(a):\r\n    if a:\r\n        a = -a\r\n        print(a)\r\nf(1)\r\n"
+    assert neovim.cursor == (3, len("\t\tprint(a)"))
+    assert neovim.save() == b"def f(a):\r\n\tif a:\r\n\t\ta = -a\r\n\t\tprint(a)\r\nf(1)\r\n"
 
 
 def test_emoji_before_the_cursor(open_file: OpenFile) -> None:
@@ -285,7 +201,7 @@ def bare(executable: str) -> Iterator[pynvim.Nvim]:
     """An editor with the plugin on its runtimepath, no configuration, and no server to be found."""
     nvim = pynvim.attach("child", argv=[executable, "--embed", "--headless", "--clean"])
     nvim.exec_lua("vim.env.PATH = ''")
-    nvim.command(f"set runtimepath^={REPOSITORY / 'editors' / 'neovim'}")
+    nvim.command(f"set runtimepath^={PLUGIN}")
     yield nvim
     nvim.close()
 
@@ -321,6 +237,7 @@ def test_checkhealth_says_what_to_do_without_a_server(bare: pynvim.Nvim) -> None
     assert "see docs/editors.md" in report
 
 
+@both_versions
 def test_word_by_word_and_line_by_line(open_file: OpenFile) -> None:
     body = "\n    if w < 0 or h < 0:\n        raise ValueError('negative side')\n    return w * h"
     before = 'def area(w, h):\n    """The area of a rectangle."""\n\n\nprint(area(2, 3))\n'
@@ -341,17 +258,24 @@ def test_word_by_word_and_line_by_line(open_file: OpenFile) -> None:
     assert neovim.cursor == (4, len("    return w * h"))
 
 
+@both_versions
 def test_ghost_text_stays_while_it_is_typed(open_file: OpenFile) -> None:
+    """While the person types what is shown, no frame that a user interface is sent lacks any of it."""
     text = "price_of_one_piece * count_of_all_pieces + 1"
     neovim = open_file(b"", {"total = ": text})
     neovim.keys("itotal = ")
     neovim.wait_for_ghost(text)
+    frames = Frames(neovim)
     for typed in range(1, 31):
         neovim.keys(text[typed - 1])
         wait_for(lambda n=typed: neovim.cursor[1] == len("total = ") + n, "typed character")
         assert neovim.ghost == text[typed:]
+    rows = frames.until_now()
+    assert len(rows) >= 30, "each key is a frame of its own"
+    assert set(rows) == {"total = " + text}
 
 
+@both_versions
 def test_accepting_is_one_change_that_undo_takes_back_and_dot_repeats(open_file: OpenFile) -> None:
     neovim = open_file(b"a\nb\n", {"total = ": "price * count"})
     neovim.keys("A; total = ")
@@ -403,6 +327,7 @@ def test_cycling_and_dismissing(open_file: OpenFile) -> None:
     assert neovim.lines == ["total = "]
 
 
+@both_versions
 def test_a_selection_is_filled_previewed_and_undone_as_one_change(open_file: OpenFile) -> None:
     neovim = open_file(b"total = nothing\n", {"total = ": "price * count"})
     neovim.keys("wwve:Infill fill<CR>")
@@ -438,7 +363,7 @@ def test_snoozed_or_off_it_is_silent_and_says_so(open_file: OpenFile) -> None:
 
 
 def test_the_help_names_every_setting_with_its_default(bare: pynvim.Nvim) -> None:
-    text = (REPOSITORY / "editors" / "neovim" / "doc" / "infill.txt").read_text()
+    text = (PLUGIN / "doc" / "infill.txt").read_text()
     code = text.partition("setup({\n")[2].partition("})")[0]
     documented = bare.exec_lua(f"return {{ {code} }}")
     assert documented == bare.exec_lua("return require('infill.settings').defaults()")
@@ -451,7 +376,7 @@ def test_core_draws_where_the_server_is_enabled_without_setup(
     options = json.dumps({"model": engine.model, "deadline": {"automatic": 10_000}})
     init = tmp_path / "init.lua"
     init.write_text(
-        f"vim.opt.runtimepath:prepend([[{REPOSITORY / 'editors' / 'neovim'}]])\n"
+        f"vim.opt.runtimepath:prepend([[{PLUGIN}]])\n"
         f"local settings = vim.json.decode([[{options}]])\n"
         f"vim.lsp.config('infill_lsp', {{ cmd = {{ [[{server_command}]] }}, init_options = settings }})\n"
         "vim.lsp.enable('infill_lsp')\n"
@@ -500,3 +425,144 @@ def test_checkhealth_names_what_is_wrong(open_file: OpenFile) -> None:
     assert "<Tab> is mapped to something else" in report()
     neovim.lua("vim.lsp.config('infill_lsp', { cmd = { 'false' } })")
     assert "--version` fails" in report()
+
+
+@both_versions
+def test_three_holes_are_filled_and_undone_as_one_change(open_file: OpenFile) -> None:
+    before = "".join(f"def {name}(w, h):\n    ...\n\n\n" for name in ("area", "edge", "ratio"))
+    bodies = {"area": "return w * h", "edge": "return 2 * (w + h)", "ratio": "return w / h"}
+    after = before
+    for body in bodies.values():
+        after = after.replace("...", body, 1)
+    neovim = open_file(before.encode(), {f"def {name}(w, h):\n    ": body for name, body in bodies.items()})
+    neovim.keys("4j")
+    neovim.nvim.command("Infill holes")
+    wait_for(lambda: "accepts" in neovim.screen, "preview", seen=lambda: neovim.screen)
+    assert all(body in neovim.screen for body in bodies.values())
+    neovim.keys("a")
+    wait_for(lambda: neovim.lines == after.splitlines(), "filled holes", seen=lambda: neovim.lines)
+    assert neovim.cursor[0] == 4
+    assert neovim.save().decode() == after
+    neovim.keys("u")
+    wait_for(lambda: "..." in neovim.lines[1], "undone fill", seen=lambda: neovim.lines)
+    assert neovim.save().decode() == before
+
+
+@pytest.mark.parametrize(("key", "after"), [("a", b"total = price * count\n"), ("q", b"total = nothing\n")])
+def test_a_fill_is_previewed_as_a_diff(open_file: OpenFile, key: str, after: bytes) -> None:
+    neovim = open_file(b"total = nothing\n", {"total = ": "price * count"}, preview="diff")
+    neovim.keys("wwve:Infill fill<CR>")
+    wait_for(lambda: len(neovim.nvim.tabpages) == 2, "tab with the diff", seen=lambda: neovim.screen)
+    assert [window.options["diff"] for window in neovim.nvim.current.tabpage.windows] == [True, True]
+    assert "total = nothing" in neovim.screen
+    assert "total = price * count" in neovim.screen
+    neovim.keys(key)
+    wait_for(lambda: len(neovim.nvim.tabpages) == 1, "end of the preview")
+    assert not neovim.nvim.current.window.options["diff"]
+    neovim.wait_for_ghost("")
+    assert neovim.nvim.current.buffer.name == str(neovim.file)
+    neovim.nvim.command("write")
+    assert neovim.file.read_bytes() == after
+
+
+def test_off_for_a_language_leaves_the_others(open_file: OpenFile) -> None:
+    neovim = open_file(b"", {"total = ": "price * count"})
+    assert "python" in neovim.nvim.funcs.getcompletion("Infill off py", "cmdline")
+    neovim.nvim.command("Infill off python")
+    assert neovim.lua("return require('infill').statusline()") == "infill off for python"
+    neovim.keys("itotal = ")
+    neovim.lua("vim.wait(300) return true")
+    assert neovim.ghost == ""
+    assert neovim.save() == b"total = \n"
+
+    notes = neovim.file.with_name("shapes.lua")
+    neovim.nvim.command(f"edit {notes}")
+    wait_for(lambda: neovim.lua("return #vim.lsp.get_clients({ bufnr = 0 })"), "attached server")
+    neovim.keys("itotal = ")
+    neovim.wait_for_ghost("price * count")
+    neovim.keys("<Tab><Esc>")
+    wait_for(lambda: neovim.lines == ["total = price * count"], "accepted text", seen=lambda: neovim.lines)
+    neovim.nvim.command("write | buffer shapes.py | Infill on python")
+    assert notes.read_bytes() == b"total = price * count\n"
+    neovim.keys("A")
+    neovim.wait_for_ghost("price * count")
+    assert neovim.cursor == (0, len("total = "))
+
+
+def test_off_in_a_buffer_is_that_buffer_alone(open_file: OpenFile) -> None:
+    neovim = open_file(b"total = \n", {"total = ": "price * count"})
+    neovim.nvim.command("Infill off buffer")
+    assert neovim.lua("return require('infill').statusline()") == "infill off in this buffer"
+    neovim.keys("A")
+    neovim.lua("vim.wait(300) return true")
+    assert neovim.ghost == ""
+    neovim.keys("<Esc>")
+    neovim.nvim.command("Infill toggle buffer")
+    neovim.keys("A")
+    neovim.wait_for_ghost("price * count")
+
+
+def test_two_folders_each_by_their_own_rules(open_file: OpenFile) -> None:
+    neovim = open_file(b"total = \n", {"total = ": "price * count"})
+    other = neovim.file.parent.with_name("other")
+    for folder in (neovim.file.parent, other):
+        (folder / ".git").mkdir(parents=True)
+    (other / "shapes.py").write_text("total = \n")
+    quiet = other.with_name("quiet")
+    (quiet / ".git").mkdir(parents=True)
+    (quiet / ".infill.toml").write_text("enabled = false\n")
+    (quiet / "shapes.py").write_text("total = \n")
+
+    for folder in (other, quiet):
+        neovim.nvim.command(f"edit {folder / 'shapes.py'}")
+        wait_for(lambda: neovim.lua("return #vim.lsp.get_clients({ bufnr = 0 })"), "attached server")
+        neovim.keys("A")
+        if folder == quiet:
+            neovim.lua("vim.wait(1000) return true")
+            assert neovim.ghost == ""
+            assert neovim.cursor == (0, len("total = "))
+            neovim.keys("<Esc>")
+        else:
+            neovim.wait_for_ghost("price * count")
+            neovim.keys("<Tab><Esc>:write<CR>")
+            wait_for(lambda: "count" in (other / "shapes.py").read_text(), "saved file")
+    neovim.nvim.command("buffer project/shapes.py")
+    neovim.keys("A")
+    neovim.wait_for_ghost("price * count")
+    neovim.keys("<Tab>")
+    wait_for(lambda: "count" in neovim.lines[0], "accepted text")
+    assert neovim.save() == (other / "shapes.py").read_bytes() == b"total = price * count\n"
+    assert (quiet / "shapes.py").read_bytes() == b"total = \n"
+
+
+@both_versions
+def test_a_server_that_crashes_is_started_again(open_file: OpenFile) -> None:
+    neovim = open_file(b"", {"total = ": "price * count"})
+    neovim.keys("itotal = ")
+    neovim.wait_for_ghost("price * count")
+    (crashed,) = neovim.servers
+    os.kill(crashed, signal.SIGKILL)
+    neovim.wait_for_ghost("")
+    wait_for(lambda: neovim.servers not in ([], [crashed]), "another server", seen=lambda: neovim.messages)
+    wait_for(lambda: neovim.lua(ATTACHED), "attached server")
+    neovim.keys("<BS> ")
+    neovim.wait_for_ghost("price * count")
+    neovim.keys("<Tab>")
+    wait_for(lambda: "count" in neovim.lines[0], "accepted text")
+    assert neovim.save() == b"total = price * count\n"
+
+
+def test_a_server_that_keeps_crashing_is_given_up_with_a_word(bare: pynvim.Nvim) -> None:
+    bare.exec_lua("vim.notify = function(text) vim.g.said = text end")
+    bare.exec_lua("vim.lsp.enable = function() vim.g.starts = (vim.g.starts or 0) + 1 end")
+    bare.exec_lua("vim.lsp.is_enabled = function() return true end")
+    bare.exec_lua("vim.defer_fn = function(act, wait) vim.g.wait = wait; act() end")
+    for crash in range(4):
+        bare.exec_lua("require('infill.crashes').exited('infill_lsp', 0, 9)")
+        wait_for(lambda n=crash: bare.vars.get("starts", 0) == n + 1, "another start")
+        assert bare.vars["wait"] == 250 * 2**crash
+    bare.exec_lua("require('infill.crashes').exited('infill_lsp', 1, 0)")
+    wait_for(lambda: "said" in bare.vars, "a word of it")
+    assert "crashed 5 times" in bare.vars["said"]
+    assert ":Infill log" in bare.vars["said"]
+    assert bare.vars["starts"] == 4

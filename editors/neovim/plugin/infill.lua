@@ -36,7 +36,7 @@ end, {
   nargs = "+",
   range = true,
   desc = "Code infilling: on, off, snooze, status, fill and more",
-  complete = function(begun)
-    return require("infill").complete(begun)
+  complete = function(begun, line)
+    return require("infill").complete(begun, line)
   end,
 })

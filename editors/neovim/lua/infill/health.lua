@@ -76,7 +76,10 @@ local function check_clients()
     if count > 0 then
       vim.health.ok("Attached, with ghost text in " .. where)
     else
-      vim.health.warn("Attached, with ghost text in " .. where, 'Call require("infill").setup(), or vim.lsp.inline_completion.enable()')
+      vim.health.warn(
+        "Attached, with ghost text in " .. where,
+        'Call require("infill").setup(), or vim.lsp.inline_completion.enable()'
+      )
     end
   end
 end

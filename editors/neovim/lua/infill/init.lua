@@ -1,8 +1,10 @@
 --- Code infilling as ghost text, by the language server infill-lsp.
 ---
 --- Knows how the server is started and what a person may ask for. The parts do the work: `presenter` asks and draws,
---- `fill` fills selections and holes, `status` says how things are. None knows how a completion is made: the server does.
+--- `fill` fills selections and holes, `status` says how things are, `crashes` starts a server again. None knows how a
+--- completion is made: the server does.
 
+local crashes = require("infill.crashes")
 local fill = require("infill.fill")
 local presenter = require("infill.presenter")
 local settings = require("infill.settings")
@@ -12,7 +14,10 @@ local M = {}
 
 -- Settings ------------------------------------------------------------------------------------------------------------
 
-local off, snoozed_until = false, 0 ---@type boolean, integer ms of `vim.uv.now()`
+--- What was switched by hand: laid over the server's settings.
+---@type { enabled?: boolean, languages?: table<string, boolean> }
+local switched = {}
+local snoozed_until = 0 --- ms of `vim.uv.now()`
 
 --- What `setup` was given, over the defaults.
 ---@type infill.Settings
@@ -94,8 +99,13 @@ end
 ---@param buf integer
 ---@return string?
 local function silence(buf)
-  if off or vim.b[buf].infill == false then
+  local language = vim.bo[buf].filetype
+  if switched.enabled == false then
     return "off"
+  elseif vim.b[buf].infill == false then
+    return "off in this buffer"
+  elseif switched.languages and switched.languages[language] == false then
+    return "off for " .. language
   elseif snoozed_until > vim.uv.now() then
     return "snoozed"
   elseif vim.wo.diff then
@@ -129,16 +139,28 @@ local function with_client(act)
   end
 end
 
---- Tells every server whether anything is wanted: one that is off frees its engine.
-local function set_enabled(enabled)
-  off = not enabled
-  snoozed_until = 0
-  for _, client in ipairs(vim.lsp.get_clients({ name = M.server })) do
-    local section = vim.tbl_extend("force", M.settings.init_options, { enabled = enabled })
-    client.settings = vim.tbl_extend("force", client.settings or {}, { infill = section })
-    client:notify("workspace/didChangeConfiguration", { settings = client.settings })
+--- Switches all, "buffer", or a language, and tells every server: one that is off frees its engine.
+---@param enabled boolean
+---@param what? string
+local function switch(enabled, what)
+  if what == "buffer" then
+    vim.b.infill = enabled
+  elseif what then
+    switched = vim.tbl_deep_extend("force", switched, { languages = { [what] = enabled } })
+  else
+    switched.enabled = enabled
+    snoozed_until = 0
   end
-  if off then
+  if next(switched) then
+    local section = vim.tbl_deep_extend("force", M.settings.init_options, switched)
+    -- Servers that start later ask for their settings, too.
+    vim.lsp.config(M.server, { settings = { infill = section } })
+    for _, client in ipairs(vim.lsp.get_clients({ name = M.server })) do
+      client.settings = vim.tbl_extend("force", client.settings or {}, { infill = section })
+      client:notify("workspace/didChangeConfiguration", { settings = client.settings })
+    end
+  end
+  if silence(vim.api.nvim_get_current_buf()) then
     presenter.dismiss()
   end
 end
@@ -167,14 +189,20 @@ end
 --- What `:Infill` takes.
 ---@type table<string, fun(command: vim.api.keyset.create_user_command.command_args, argument: string?)>
 local subcommands = {
-  on = function()
-    set_enabled(true)
+  on = function(_, what)
+    switch(true, what)
   end,
-  off = function()
-    set_enabled(false)
+  off = function(_, what)
+    switch(false, what)
   end,
-  toggle = function()
-    set_enabled(off)
+  toggle = function(_, what)
+    if what == "buffer" then
+      switch(vim.b.infill == false, what)
+    elseif what then
+      switch((switched.languages or {})[what] == false, what)
+    else
+      switch(switched.enabled == false)
+    end
   end,
   snooze = function(_, minutes)
     snoozed_until = vim.uv.now() + 60000 * (tonumber(minutes) or 15)
@@ -210,6 +238,11 @@ local subcommands = {
     vim.cmd.tabedit(vim.fn.fnameescape(log.get_filename and log.get_filename() or vim.lsp.get_log_path()))
   end,
   restart = function()
+    if #vim.lsp.get_clients({ name = M.server }) == 0 then
+      crashes.forget()
+      vim.lsp.enable(M.server)
+      return
+    end
     inquire("workspace/executeCommand", function()
       return { command = "infill.server.restartEngine", arguments = {} }
     end, function()
@@ -239,10 +272,7 @@ function M.setup(opts)
   local problem
   M.settings, problem = settings.checked(opts or {})
   if problem then
-    vim.notify(
-      ("infill: %s; the defaults are used (see :help infill-settings)"):format(problem),
-      vim.log.levels.ERROR
-    )
+    vim.notify(("infill: %s; the defaults are used (see :help infill-settings)"):format(problem), vim.log.levels.ERROR)
   end
   presenter.debounce = M.settings.debounce
   presenter.allowed = allowed
@@ -255,6 +285,9 @@ function M.setup(opts)
     capabilities = capabilities(),
     -- An empty Lua table would travel as a JSON list.
     init_options = next(M.settings.init_options) and M.settings.init_options,
+    on_exit = function(code, signal)
+      crashes.exited(M.server, code, signal)
+    end,
     handlers = {
       ["infill/refresh"] = function(_, params, ctx)
         presenter.refresh(params, assert(vim.lsp.get_client_by_id(ctx.client_id)))
@@ -279,10 +312,7 @@ function M.setup(opts)
     group = group,
     desc = "Take away what infill-lsp completes",
     callback = function(event)
-      local client = vim.lsp.get_client_by_id(event.data.client_id)
-      if not client or client.name == M.server then
-        presenter.detach(event.buf)
-      end
+      presenter.detach(event.buf, event.data.client_id)
     end,
   })
   if M.settings.accept_key then
@@ -305,8 +335,8 @@ function M.accept(otherwise)
   return accepted
 end
 
---- What the accept key does where something is shown. Neovim looks for mappings ahead: what was typed right before it may
---- come into the buffer only then, and not fit. The key is typed in that case.
+--- What the accept key does where something is shown. Neovim looks for mappings ahead: what was typed right before it
+--- may come into the buffer only then, and not fit. The key is typed in that case.
 function M.accept_by_key()
   M.accept(instead)
 end
@@ -343,19 +373,28 @@ function M.command(command)
   if subcommand then
     subcommand(command, argument)
   else
-    vim.notify("infill: takes " .. table.concat(M.complete(""), ", "), vim.log.levels.ERROR)
+    vim.notify("infill: takes " .. table.concat(M.complete("", "Infill "), ", "), vim.log.levels.ERROR)
   end
 end
 
---- The subcommands of `:Infill` that begin so.
----@param begun string
+--- What may come next on the command line of `:Infill`.
+---@param begun string The word that is begun.
+---@param line string The whole line.
 ---@return string[]
-function M.complete(begun)
-  local names = vim.tbl_filter(function(name)
-    return vim.startswith(name, begun)
-  end, vim.tbl_keys(subcommands))
-  table.sort(names)
-  return names
+function M.complete(begun, line)
+  local subcommand = line:match("Infill%s+(%S+)%s")
+  local choices = {} ---@type string[]
+  if not subcommand then
+    choices = vim.tbl_keys(subcommands)
+    table.sort(choices)
+  elseif subcommand == "snooze" then
+    choices = { "5", "15", "60" }
+  elseif subcommand == "on" or subcommand == "off" or subcommand == "toggle" then
+    choices = vim.list_extend({ "buffer" }, vim.fn.getcompletion(begun, "filetype"))
+  end
+  return vim.tbl_filter(function(choice)
+    return vim.startswith(choice, begun)
+  end, choices)
 end
 
 return M

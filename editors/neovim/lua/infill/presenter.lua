@@ -489,8 +489,9 @@ function M.attach(client, buf)
 end
 
 ---@param buf integer
-function M.detach(buf)
-  if attached[buf] then
+---@param client_id integer
+function M.detach(buf, client_id)
+  if attached[buf] == client_id then
     attached[buf] = nil
     pcall(vim.api.nvim_del_augroup_by_name, "infill.presenter." .. buf)
     if (shown and shown.buf == buf) or (pending and pending.buf == buf) then
