@@ -23,6 +23,7 @@ from infill_engine.config import EngineConfig
 from infill_engine.context import ContextCache, Lease
 from infill_engine.core import (
     Contexts,
+    ModelError,
     Noise,
     OpenCanvas,
     OpenDenoiser,
@@ -222,7 +223,7 @@ class OpenFilling:
     ) -> tuple[list[Rows], list[Any]]:
         """What the rows of each pass say, and the states with what a family wants to know of that.
 
-        Rows are read together as far as they are read alike. Raises `FloatingPointError` where the model says nothing.
+        Rows are read together as far as they are read alike. Raises `ModelError` where the model says NaN.
         """
         said: list[Tensor] = []
         order: list[int] = []
@@ -404,5 +405,5 @@ def _rows(said: Tensor) -> Rows:
     """What `OpenFilling._say` said of one canvas."""
     token, prob, entropy, end_prob, target, sample, sample_prob = said.tolist()
     if any(p != p for p in prob):
-        raise FloatingPointError("the model says NaN: its weights are damaged, or do not suit its type")
+        raise ModelError("the model says NaN: its weights are damaged, or do not suit its type")
     return Rows([int(t) for t in token], prob, entropy, end_prob, target, [int(t) for t in sample], sample_prob)

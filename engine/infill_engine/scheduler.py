@@ -661,7 +661,7 @@ class Scheduler:
             failure = NO_MEMORY
         except Exception as error:
             _log_failure(error)
-            failure = _failure(type(error).__name__)
+            failure = _failed(error)
         if failure is not None:  # out here the error no longer holds what was in the pass
             self._denoise_fewer(engine, jobs, failure)
             return
@@ -737,7 +737,7 @@ class Scheduler:
                 job.steps = None
         except Exception as error:
             _log_failure(error)
-            final = _failure(type(error).__name__)
+            final = _failed(error)
         job.worked += time.monotonic() - began
         if final is not None:
             self._finish(job, final)
@@ -796,6 +796,13 @@ def _one_line(error: Exception) -> str:
 
 def _failure(what: str) -> Final:
     return Final("error", f"the engine failed ({what}): its log in {protocol.cache_dir()} says where")
+
+
+def _failed(error: Exception) -> Final:
+    """A model's own word for what is wrong quotes nobody's text; another error's may."""
+    from infill_engine.core import ModelError  # with torch, which is there once a model has failed
+
+    return Final("error", str(error)) if isinstance(error, ModelError) else _failure(type(error).__name__)
 
 
 def _log_failure(error: Exception) -> None:

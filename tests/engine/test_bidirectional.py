@@ -366,6 +366,7 @@ def test_a_model_that_says_nan_fails_its_request_and_no_other():
     finals = through_a_scheduler(model, [ask("1", head="x = ", tail=")"), ask("2", head="bad", tail=")")])
     assert [final.reason for _, final in finals] == ["end", "error"]
     assert finals[0][0].text == "ab"
+    assert finals[1][1].message == "the model says NaN: its weights are damaged, or do not suit its type"
 
 
 def through_a_scheduler(model: Engine, requests: Sequence[InfillRequest]) -> list[tuple[Candidate, Final]]:

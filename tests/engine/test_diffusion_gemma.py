@@ -473,7 +473,7 @@ def test_what_is_wrong_with_a_checkpoint_is_said_in_a_line(
 def test_more_tokens_than_the_model_can_read_are_refused(checkpoint: Path) -> None:
     denoiser = serve(checkpoint)._denoiser
     canvas = OpenCanvas.of(500, (), [1] * 8, [2] * 8)
-    with pytest.raises(ValueError, match="516 tokens are more than the model's 512"):
+    with pytest.raises(ModelError, match="516 tokens are more than the model's 512"):
         denoiser.denoise([canvas], [Contexts(_KV(denoiser.model.pools))], [None])
 
 

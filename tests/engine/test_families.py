@@ -264,7 +264,7 @@ def test_where_a_device_has_no_room_it_is_a_matter_of_memory(dream, monkeypatch)
 def test_a_sequence_longer_than_the_model_can_read_is_refused(dream):
     ours = dream.ours(config={"max_position_embeddings": 16})
     canvas, contexts = laid_out(ours, [MASK] * 4)
-    with pytest.raises(ValueError, match="19 tokens are more than the model's 16"):
+    with pytest.raises(ModelError, match="19 tokens are more than the model's 16"):
         ours.denoise([canvas], [contexts], [None])
 
 

@@ -145,4 +145,6 @@ def test_a_canvas_has_32_slots_at_least_and_leaves_room_for_the_suffix() -> None
     known = facts({"text_config": {"vocab_size": 262_144}, "canvas_length": 256}).open
     assert known is not None
     assert (known.lengths, known.canvas, known.ends) == ((32, 64, 128), 256, frozenset({1, 106, 50}))
+    of_a_gguf = facts({"text_config": {"vocab_size": 262_144}, "eos_token_id": 106})
+    assert (of_a_gguf.end_id, of_a_gguf.open.ends) == (106, known.ends)
     assert known.policy == AnnealedPolicy(262_144, 48, 0.1, 0.8, 0.4, 0.005)

@@ -51,7 +51,7 @@ from torch import Tensor
 from infill_engine.checkpoint import Weights
 from infill_engine.core import ContextKV, Contexts, Facts, ModelError, OpenCanvas, OpenFacts
 from infill_engine.families import prompts
-from infill_engine.families.masked import CACHE_BYTES, EXACT, Caching
+from infill_engine.families.masked import CACHE_BYTES, EXACT, Caching, special
 from infill_engine.policy import AnnealedPolicy
 
 if TYPE_CHECKING:  # it brings numba
@@ -59,8 +59,8 @@ if TYPE_CHECKING:  # it brings numba
 
 #: Where the weights that both uses share are named.
 ROOT = "model.decoder."
-#: Ids that end a text, as published: the end of it, of a turn, and of a file.
-ENDS = (1, 106, 50)
+#: Ids of the published model, and of them those that end a text: the end of it, of a turn, and of a call.
+VOCAB, ENDS = 262_144, (1, 106, 50)
 #: Slots of a canvas, which the suffix shares: together no more than the canvas that the model was trained on. Canvases
 #: below 32 were reported to take twice as many passes.
 LENGTHS = (32, 64, 128)
@@ -365,8 +365,10 @@ def facts(config: Mapping[str, Any]) -> Facts:
     """What the engine must know, of config.json, the ids that the tokenizer's files say in the place of its own, and
     `generation_config`, what the file of that name says; what they leave out is as published."""
     text, generation = config.get("text_config", config), config.get("generation_config") or {}
-    ends = generation.get("eos_token_id") or config.get("eos_token_id") or list(ENDS)
-    ends = ends if isinstance(ends, list) else [ends]
+    ends = special(generation or config, "eos_token_id", needed=False)
+    if text["vocab_size"] == VOCAB and not generation:  # a GGUF file names one of them
+        ends = [*dict.fromkeys([*ends, *ENDS])]
+    ends = ends or list(ENDS)
     sampler = generation.get("sampler_config") or {}
     published = AnnealedPolicy(text["vocab_size"])
     given = {
@@ -447,7 +449,7 @@ class DiffusionGemmaDenoiser:
         model = self.model
         for canvas in canvases:
             if (tokens := canvas.origin + len(canvas.tokens)) > model.shape.positions:
-                raise ValueError(f"{tokens} tokens are more than the model's {model.shape.positions}")
+                raise ModelError(f"{tokens} tokens are more than the model's {model.shape.positions}")
         try:
             return self._denoise(canvases, contexts, states)
         except torch.OutOfMemoryError:

@@ -303,7 +303,7 @@ class MaskedDenoiser:
         pieces = [Placed(kv.pages, opening, kv.length, -kv.length) for kv in kept]
         sequence = [*before, *canvas.tokens]
         if len(sequence) > self._shape.positions:
-            raise ValueError(f"{len(sequence)} tokens are more than the model's {self._shape.positions}")
+            raise ModelError(f"{len(sequence)} tokens are more than the model's {self._shape.positions}")
         slot = len(before) + len(canvas.left)
         behind, length = slot + canvas.size, len(sequence)
         begin = max(slot - self._shifted, 0)  # without a token before it, slot 0 is predicted by its own
