@@ -224,6 +224,9 @@ def test_only_text_ends_and_what_changes_the_length_can_be_said(dream, tmp_path)
     free = dream.ours().head.free
     assert free[:TEXT].all()
     assert free.nonzero().flatten().tolist()[TEXT:] == [END]
+    others = dream.ours(config={"generation_config": {"eos_token_id": [END, BOS]}})  # as those that were tuned to chat
+    assert others.head.free.nonzero().flatten().tolist()[TEXT:] == [END, BOS]
+    assert (others.facts.end_id, others.facts.open.ends) == (END, {END, BOS})
     elastic = dream.ours(config={"expand_token_id": EXPAND})
     assert elastic.head.free.nonzero().flatten().tolist()[TEXT:] == [END, EXPAND]
     assert elastic.facts.opening == (BOS,)

@@ -115,7 +115,7 @@ def test_what_says_padding_writes_text_all_the_same(name: str) -> None:
         assert not final_ones & {PAD, 2, 3}
 
 
-@pytest.mark.parametrize("name", ["threshold", "entropy", "steps"])
+@pytest.mark.parametrize("name", POLICIES)
 def test_where_padding_ends_a_text_it_is_cut_there(name: str) -> None:
     """As in families that pad what is behind a text with an id that the tokenizer names: nothing behind it counts."""
     first = RECORDED["pad"]["32"][0]
@@ -145,6 +145,8 @@ def test_a_canvas_has_32_slots_at_least_and_leaves_room_for_the_suffix() -> None
     known = facts({"text_config": {"vocab_size": 262_144}, "canvas_length": 256}).open
     assert known is not None
     assert (known.lengths, known.canvas, known.ends) == ((32, 64, 128), 256, frozenset({1, 106, 50}))
+    padded = facts({"text_config": {"vocab_size": 262_144, "pad_token_id": PAD}})
+    assert (padded.end_id, padded.open.ends) == (1, known.ends | {PAD})
     of_a_gguf = facts({"text_config": {"vocab_size": 262_144}, "eos_token_id": 106})
     assert (of_a_gguf.end_id, of_a_gguf.open.ends) == (106, known.ends)
     assert known.policy == AnnealedPolicy(262_144, 48, 0.1, 0.8, 0.4, 0.005)

@@ -380,13 +380,15 @@ def facts(config: Mapping[str, Any]) -> Facts:
     }
     policy = replace(published, **{name: value for name, value in given.items() if value is not None})
     canvas = config.get("canvas_length", 256)
-    named = {name: config.get(name, text.get(name)) for name in ("bos_token_id", "eos_token_id")}
+    named = {name: config.get(name, text.get(name)) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     opening, closing = prompts.DIFFUSION_GEMMA.around(named)
+    # What stands behind an end is said, too, and counts for when a canvas has settled: padding may be that.
+    padding = special(named, "pad_token_id", needed=False)
     open_facts = OpenFacts(
         policy,
         tuple(n for n in LENGTHS if 2 * n <= canvas) or (max(1, canvas // 2),),
         "end",
-        frozenset(ends),
+        frozenset([*ends, *padding]),
         positions=text.get("max_position_embeddings", 1 << 18),
         canvas=canvas,
         goes_on=True,

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any
 from infill_engine.checkpoint import Weights
 from infill_engine.core import Facts, OpenFacts
 from infill_engine.families import prompts
-from infill_engine.families.masked import CACHE_BYTES, EXACT, Caching, MaskedDenoiser, Names, Shape, number, special
+from infill_engine.families.masked import (
+    CACHE_BYTES,
+    EXACT,
+    Caching,
+    MaskedDenoiser,
+    Names,
+    Shape,
+    ends,
+    number,
+    special,
+)
 from infill_engine.lengths import CANDIDATES, PUBLISHED_BIAS
 from infill_engine.policy import StepsPolicy
 
@@ -70,8 +80,7 @@ class LladaDenoiser(MaskedDenoiser):
     ) -> None:
         """As `Qwen2Denoiser`."""
         sizes = shape(config)
-        mask_id, (end_id, *others) = special(config, "mask_token_id")[0], special(config, "eos_token_id")
-        ends = frozenset((end_id, *others, *special(config, "pad_token_id", needed=False)))
+        mask_id, (end_id, ended) = special(config, "mask_token_id")[0], ends(config)
         policy = StepsPolicy("prob", spread="even", tempered=False)
         opening, closing = prompts.LLADA.around(config)
         super().__init__(
@@ -88,7 +97,7 @@ class LladaDenoiser(MaskedDenoiser):
                     policy,
                     CANDIDATES,
                     "calibrated",
-                    ends,
+                    ended,
                     bias=PUBLISHED_BIAS,
                     positions=sizes.positions,
                     closing=closing,

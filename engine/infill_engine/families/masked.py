@@ -403,6 +403,14 @@ def number(config: Mapping[str, Any], name: str) -> float:
     return value
 
 
+def ends(config: Mapping[str, Any]) -> tuple[int, frozenset[int]]:
+    """The id that ends a text, and all ids at which one is cut: those that the config and `generation_config` end it
+    with, and padding, which some models say of all that is behind an end. Raises `ModelError` where there is none."""
+    own, generation = special(config, "eos_token_id"), config.get("generation_config") or {}
+    others = special(generation, "eos_token_id", needed=False), special(config, "pad_token_id", needed=False)
+    return own[0], frozenset([*own, *others[0], *others[1]])
+
+
 def special(config: Mapping[str, Any], name: str, needed: bool = True) -> list[int]:
     """The id, or several, that a config names. Raises `ModelError` where it is needed and not there."""
     value = config.get(name)

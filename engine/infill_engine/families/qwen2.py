@@ -17,7 +17,17 @@ from typing import TYPE_CHECKING, Any
 from infill_engine.checkpoint import Weights
 from infill_engine.core import Facts, ModelError, OpenFacts
 from infill_engine.families import prompts
-from infill_engine.families.masked import CACHE_BYTES, EXACT, Caching, MaskedDenoiser, Names, Shape, number, special
+from infill_engine.families.masked import (
+    CACHE_BYTES,
+    EXACT,
+    Caching,
+    MaskedDenoiser,
+    Names,
+    Shape,
+    ends,
+    number,
+    special,
+)
 from infill_engine.lengths import CANDIDATES, PUBLISHED_BIAS
 from infill_engine.policy import ElasticPolicy, StepsPolicy
 
@@ -88,7 +98,7 @@ class Qwen2Denoiser(MaskedDenoiser):
         Raises `ModelError` for a config or weights that are not of this family.
         """
         sizes = shape(config)
-        mask_id, (end_id, *others) = special(config, "mask_token_id")[0], special(config, "eos_token_id")
+        mask_id, (end_id, ended) = special(config, "mask_token_id")[0], ends(config)
         expand = special(config, "expand_token_id", needed=False)
         opening, closing = (prompts.DREAMON if expand else prompts.DREAM).around(config)
         if expand:
@@ -96,7 +106,7 @@ class Qwen2Denoiser(MaskedDenoiser):
                 policy=ElasticPolicy(StepsPolicy("entropy"), mask_id, expand[0], end_id, ELASTIC_MOST),
                 lengths=ELASTIC_LENGTHS,
                 length="elastic",
-                ends=frozenset((end_id, *others)),
+                ends=ended,
                 most=ELASTIC_MOST,
                 positions=sizes.positions,
                 closing=closing,
@@ -104,12 +114,11 @@ class Qwen2Denoiser(MaskedDenoiser):
                 sampling=ELASTIC_SAMPLING,
             )
         else:
-            ends = frozenset((end_id, *others, *special(config, "pad_token_id", needed=False)))
             facts = OpenFacts(
                 policy=StepsPolicy("entropy", spread="time"),
                 lengths=CANDIDATES,
                 length="calibrated",
-                ends=ends,
+                ends=ended,
                 bias=PUBLISHED_BIAS,
                 positions=sizes.positions,
                 blocks=True,
