@@ -76,7 +76,7 @@ class Infill implements vscode.Disposable {
   }
 
   menu(): Promise<void> {
-    return showMenu(inWords(this.status), this.switches);
+    return showMenu(inWords(this.status), this.switches, this.setup.status !== undefined);
   }
 
   /** Shows how things are in the editor that is looked at now. */

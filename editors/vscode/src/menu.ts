@@ -8,13 +8,19 @@ type Entry = vscode.QuickPickItem & { command?: string; arguments?: unknown[] };
 
 const levels = ['quiet', 'balanced', 'eager'] as const;
 
-export async function showMenu(state: string, switches: Switches): Promise<void> {
-  const entries = [...switching(switches), ...asking(), ...caring()];
+/** incomplete: whether something is not set up yet. */
+export async function showMenu(state: string, switches: Switches, incomplete: boolean): Promise<void> {
+  const entries = [...(incomplete ? setUp : []), ...switching(switches), ...asking(), ...caring()];
   const chosen = await vscode.window.showQuickPick(entries, { title: 'Infill', placeHolder: state });
   if (chosen?.command !== undefined) {
     await vscode.commands.executeCommand(chosen.command, ...(chosen.arguments ?? []));
   }
 }
+
+const setUp: Entry[] = [
+  { label: '$(tools) Set up what is missing', command: 'infill.setUp' },
+  { label: '', kind: vscode.QuickPickItemKind.Separator },
+];
 
 function switching(switches: Switches): Entry[] {
   const document = vscode.window.activeTextEditor?.document;
@@ -61,7 +67,6 @@ function caring(): Entry[] {
     { label: '$(debug-restart) Restart the server', command: 'infill.restart' },
     { label: '$(debug-restart) Restart the engine', command: 'infill.restartEngine' },
     { label: '$(output) Log', command: 'infill.showLog' },
-    { label: '$(tools) Set up what is missing', command: 'infill.setUp' },
     { label: '$(trash) Remove all data', command: 'infill.removeData' },
     { label: '$(gear) Settings', command: 'workbench.action.openSettings', arguments: ['@ext:infill-lsp.infill'] },
   ];

@@ -108,8 +108,8 @@ export class Setup {
       const { engine } = all;
       const variant = this.agreed ?? (await all.agreed()) ?? 'cpu';
       await this.making(engine, 'the engine', (...tools) => this.fill(engine, ...tools, variant), variant);
-      this.say(undefined);
       await this.tidy('engine');
+      this.say(undefined);
       return true;
     } catch (error) {
       this.failed('Infill cannot install its engine', error);

@@ -1,6 +1,6 @@
 /** How much an installation takes, before it is made and after, and where all of it lies. Removes nothing. */
 
-import { readdir, stat } from 'node:fs/promises';
+import { lstat, readdir } from 'node:fs/promises';
 import { homedir } from 'node:os';
 import { join } from 'node:path';
 
@@ -37,14 +37,13 @@ export function offer(variant: Variant, index: string): string {
 
 /** The bytes of all files in a folder, or of a file; 0 where there is nothing. Follows no links. */
 export async function bytesOf(path: string): Promise<number> {
-  try {
-    const entries = await readdir(path, { withFileTypes: true });
-    const sizes = await Promise.all(entries.map((entry) => bytesOf(join(path, entry.name))));
-    return sizes.reduce((sum, size) => sum + size, 0);
-  } catch {
-    const found = await stat(path).catch(() => undefined);
+  const found = await lstat(path).catch(() => undefined);
+  if (!found?.isDirectory()) {
     return found?.isFile() ? found.size : 0;
   }
+  const names = await readdir(path).catch(() => []);
+  const sizes = await Promise.all(names.map((name) => bytesOf(join(path, name))));
+  return sizes.reduce((sum, size) => sum + size, 0);
 }
 
 /** A kind of data and the files and folders that hold it. */

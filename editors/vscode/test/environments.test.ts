@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { existsSync } from 'node:fs';
-import { chmod, mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { chmod, mkdir, mkdtemp, rm, symlink, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { test, type TestContext } from 'node:test';
@@ -114,6 +114,8 @@ test('all data is found and nothing else', async (context) => {
     await mkdir(dirname(join(cache, name)), { recursive: true });
     await writeFile(join(cache, name), 'x'.repeat(10));
   }
+  await symlink('i', join(cache, 'index', 'again'));
+  await symlink('w', join(cache, 'memory', 'again'));
   const data = await allData(join(cache, 'none'), cache);
   const sizes = await Promise.all(data.map(async ({ paths }) => (await Promise.all(paths.map(bytesOf))).reduce((a, b) => a + b, 0)));
   assert.deepEqual(sizes, [0, 20, 20, 30]);
