@@ -5,8 +5,8 @@ next one, so the host holds one tensor at a time beside what is served from it. 
 widened as a whole (`infill_kernels.stored`). Knows names and formats of files, and no forward pass.
 
 Forms of quantised safetensors that are read: FP8 with a scale a tensor, an output or a block (`weight_scale`,
-`weight_scale_inv`), NVFP4 (ModelOpt's and compressed-tensors' names), and integers packed into 32 bits
-(compressed-tensors' "pack-quantized").
+`weight_scale_inv`), NVFP4 (ModelOpt's and compressed-tensors' names), int8 with a scale an output, and integers packed
+into 32 bits (compressed-tensors' "int-quantized" and "pack-quantized"). Of AWQ and GPTQ nothing is read.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from infill_kernels.stored import (
     Scaled,
     Stored,
     concatenated,
-    pack4,
     relative_error,
     stacked,
+    together,
 )
 from torch import Tensor
 
@@ -47,6 +47,8 @@ FORMS: tuple[Form, ...] = get_args(Form)
 
 #: Inputs that share a scale where matrices are rounded as they are loaded.
 INT8_GROUP, INT4_GROUP = 64, 32
+#: Rows that are rounded at a time.
+ROUNDED_ROWS = 64
 #: Rows of each matrix in which the error of rounding is measured.
 MEASURED_ROWS = 64
 
@@ -56,6 +58,10 @@ _TYPES = {
     "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 _FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_FLOATING_NAMES = ("F64", "F32", "F16", "BF16")
+
+#: Who quantised what is read, as a config.json names them; None: nobody.
+_METHODS = (None, "compressed-tensors", "fp8", "fbgemm_fp8", "modelopt", "modelopt_fp4")
 
 #: Begins the names of what a text model does not need.
 _NOT_TEXT = ("vision", "audio", "embed_vision", "embed_audio", "multi_modal")
@@ -107,6 +113,9 @@ class Checkpoint(Protocol):
     def served_bytes(self, name: str, floating: int) -> int:
         """What it takes as it is; floating: bytes of a floating number."""
 
+    def rounding(self, name: str) -> tuple[str, float]:
+        """What its form is called, and the relative error that reading it so makes, in its first rows."""
+
 
 class SafetensorsFile:
     """One file, mapped."""
@@ -152,7 +161,7 @@ class SafetensorsFile:
 
 
 #: Endings of tensors that say how the one before them is kept.
-_SIDES = ("_scale_inv", "_scale_2", "_scale", "_global_scale", "_zero_point", "_shape")
+_SIDES = ("_scale_inv", "_scale_2", "_scale", "_global_scale", "_zero_point", "_shape", "_g_idx")
 #: Those, and what says how activations were kept.
 _NO_WEIGHT = re.compile(rf"({'|'.join(_SIDES)})$|\.(input_scale|input_global_scale|[kv]_scale|activation_scale)$")
 
@@ -164,6 +173,12 @@ class SafetensorsFolder:
         """Raises `ModelError`, also where a shard is missing or cut short."""
         self.path = path
         self.config: Mapping[str, Any] = read_json(path / "config.json")
+        method = (self.config.get("quantization_config") or {}).get("quant_method")
+        if method not in _METHODS:
+            raise ModelError(
+                f"{path} is quantised by {method}, which is not read: use bf16, FP8, NVFP4, int4 of "
+                "compressed-tensors, or a GGUF file"
+            )
         index = path / "model.safetensors.index.json"
         if index.exists():
             where = read_json(index).get("weight_map")
@@ -221,6 +236,10 @@ class SafetensorsFolder:
         sides = (self._side(name, ending) for ending in _SIDES)
         return size + sum(side.nbytes for side in sides if side is not None)
 
+    def rounding(self, name: str) -> tuple[str, float]:
+        main = self._main(name)
+        return self._files[main].tensors[main][0], 0.0
+
     def read(self, name: str) -> Stored:
         main = self._main(name)
         if main not in self._files:
@@ -232,6 +251,8 @@ class SafetensorsFolder:
         if values.dtype == torch.float8_e4m3fn:
             inverse = self._side(name, "_scale_inv")
             return _scaled(values, inverse if inverse is not None else scale, self._block(), self._wrong(name))
+        if values.dtype == torch.int8 and scale is not None and scale.numel() == len(values):
+            return Grouped(values, scale.reshape(-1, 1))
         if values.dtype == torch.uint8 and scale is not None:
             second, whole = self._side(name, "_scale_2"), self._side(name, "_global_scale")
             factor = second.float() if second is not None else 1 / whole.float() if whole is not None else None
@@ -251,17 +272,18 @@ class SafetensorsFolder:
     def _packed(self, name: str, packed: Tensor, scale: Tensor) -> Grouped:
         """Integers that lie in 32 bits one behind the other, the first lowest, half of their range added."""
         shape = self.shape(name)
-        bits = 32 * packed.shape[-1] // shape[-1]
-        if bits not in (4, 8):
+        bits = next((bits for bits in (4, 8) if -(-shape[-1] * bits // 32) == packed.shape[-1]), None)
+        if bits is None or shape[-1] % 2:
             raise self._wrong(name)
-        shifts = torch.arange(0, 32, bits, dtype=torch.int32)
-        codes = (packed[..., None] >> shifts & (1 << bits) - 1).flatten(-2)[..., : shape[-1]]
         if self._side(name, "_zero_point") is not None or scale.dim() != 2:
             raise ModelError(f"{self.path}: {name} has zero points, which are not read: use a symmetric quantisation")
-        half = 1 << bits - 1
+        order = self._side(name, "_g_idx")
+        if order is not None and not torch.equal(order.long(), torch.arange(shape[-1]) * scale.shape[-1] // shape[-1]):
+            raise ModelError(f"{self.path}: {name} has groups out of order (actorder), which are not read: use others")
+        codes = packed.contiguous().view(torch.uint8)[:, : shape[-1] * bits // 8]  # of two codes the first is the lower
         if bits == 8:
-            return Grouped((codes - half).to(torch.int8), scale)
-        return Grouped(pack4(codes.to(torch.uint8)), scale, -half * scale.float())
+            return Grouped((codes ^ 128).view(torch.int8), scale)
+        return Grouped(codes, scale, -8 * scale.float())
 
     def _wrong(self, name: str) -> ModelError:
         return ModelError(
@@ -376,6 +398,10 @@ class GgufCheckpoint:
         if self.file.kind(own) in ("F32", "F16", "BF16"):
             return math.prod(self.shape(name)) * floating
         return self.file.served_bytes(own)
+
+    def rounding(self, name: str) -> tuple[str, float]:
+        own = self._name(name)
+        return self.file.kind(own), self.file.rounding(own, MEASURED_ROWS)
 
     def read(self, name: str) -> Stored:
         stored = self.file.tensor(self._name(name))
@@ -556,8 +582,8 @@ class Loaded:
         """dtype: of what is floating."""
         self._checkpoint, self._device, self._dtype, self._form = checkpoint, torch.device(device), dtype, form
         self._names = set(checkpoint.names)
-        #: The largest relative error of a matrix that was rounded as it was loaded.
-        self.error = 0.0
+        #: The relative errors of all matrices that are not floating, by their form.
+        self.errors: dict[str, list[float]] = {}
 
     def has(self, name: str) -> bool:
         return name in self._names
@@ -597,8 +623,20 @@ class Loaded:
             return self._experts(name)
         there = self._formed(self._checkpoint.read(name).to(self._device))
         self._check(name, there)
+        if not isinstance(there, Dense | Several):
+            form, error = self._checkpoint.rounding(name)
+            if error or form not in _FLOATING_NAMES:
+                self.errors.setdefault(form, []).append(error)
         self._checkpoint.release(name)
         return there
+
+    @property
+    def told(self) -> str:
+        """What was quantised, in a line for the log; "" where nothing was."""
+        return "; ".join(
+            f"{len(errors)} matrices of {form}, off by at most {max(errors):.1e}"
+            for form, errors in self.errors.items()
+        )
 
     def _experts(self, name: str) -> Stored:
         """All experts' matrices, where each has its own; the gate's and the other one as one."""
@@ -613,8 +651,7 @@ class Loaded:
             parts.append(whole)
         if not parts:
             raise ModelError(f"{self._checkpoint.path} has no tensor {name}: it is not the model that it says")
-        dense = [part.values for part in parts if isinstance(part, Dense)]
-        return Dense(torch.stack(dense)) if len(dense) == len(parts) else Several(parts)
+        return together(parts) or Several(parts)
 
     def _formed(self, stored: Stored) -> Stored:
         """In the form that is served."""
@@ -625,18 +662,25 @@ class Loaded:
             return Dense(exact.to(self._dtype))
         if exact.dim() == 2:
             rounded = self._rounded(exact)
-            self.error = max(self.error, relative_error(rounded, exact[:MEASURED_ROWS]))
+            self.errors.setdefault(self._form, []).append(relative_error(rounded, exact[:MEASURED_ROWS]))
             return rounded
-        return Several([self._formed(Dense(matrix)) for matrix in exact])
+        parts = [self._formed(Dense(matrix)) for matrix in exact]
+        return together(parts) or Several(parts)
 
     def _rounded(self, exact: Tensor) -> Stored:
-        """A matrix [O, K] in fewer bits."""
+        """A matrix [O, K] in fewer bits, some rows at a time: rounding takes several times as much as it rounds."""
         ins = exact.shape[-1]
-        if self._form == "fp8":
-            values, scale = quantise_rows(exact)
-            return Scaled(values, scale, (1, ins))
         bits, most = (8, INT8_GROUP) if self._form == "int8" else (4, INT4_GROUP)
-        return Grouped.of(exact, bits, math.gcd(ins, most))
+
+        def part(rows: Tensor) -> Stored:
+            if self._form == "fp8":
+                values, scale = quantise_rows(rows)
+                return Scaled(values, scale, (1, ins))
+            return Grouped.of(rows, bits, math.gcd(ins, most))
+
+        whole = concatenated([part(rows) for rows in torch.split(exact, ROUNDED_ROWS)])
+        assert whole is not None
+        return whole
 
     def _check(self, name: str, stored: Stored) -> None:
         """Raises `ModelError` where there is a NaN: the model would write nothing but padding."""

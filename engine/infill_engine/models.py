@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +26,8 @@ if TYPE_CHECKING:  # they bring numba
     from infill_engine.memory import Memory
     from infill_engine.tokenizer import JsonCodec
     from infill_engine.workspaces import Workspaces
+
+log = logging.getLogger(__name__)
 
 #: CPU threads of one pass at most: what a model of this size reads, a few cores can ask for.
 MOST_THREADS = 4
@@ -232,6 +235,7 @@ def _checkpoint(config: EngineConfig, folder: Path, report: Report) -> Engine:
         cache_bytes=config.cache_mb << 20,
         team=team,
     )
+    log.info("%s is served in %s%s", config.model, served, f": {weights.told}" if weights.told else "")
     engine = Engine(config.model, denoiser, codec, config, device=on, dtype=served)
     report("preparing the kernels", None)
     engine.warm_up()
