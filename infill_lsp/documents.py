@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 import threading
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, compress, count, takewhile
@@ -34,6 +35,8 @@ from infill_lsp.languages import Injection
 FIRST_PARSE_S = 0.02
 PARSE_S = 0.006
 
+#: Characters of all documents that keep their trees, some 24 bytes of tree for each.
+MOST_PARSED = 4_000_000
 #: Languages in one another, beyond the document's own: a fence with HTML, and a script in that.
 MAX_DEPTH = 2
 
@@ -116,6 +119,10 @@ class Document:
             within=within,
         )
 
+    def forget_trees(self) -> None:
+        """They are made anew when they are needed."""
+        self._syntaxes.clear()
+
     def _tree(self, depth: int, language: str, lines: tuple[str, ...], piece: Piece | None, wait: bool) -> Tree | None:
         if (depth, language) not in self._syntaxes:
             grammar = languages.grammar(language)
@@ -138,6 +145,25 @@ class Document:
         if ends != self._ends[first : last + 1]:
             self._ends[first : last + 1] = ends
             self._eol = _most_frequent(self._ends)
+
+
+class Trees:
+    """Which documents of an editor keep their syntax trees: those that were used last."""
+
+    def __init__(self) -> None:
+        #: Characters of each of them.
+        self._used: OrderedDict[Document, int] = OrderedDict()
+
+    def use(self, document: Document) -> None:
+        """A snapshot of the document was taken."""
+        self._used[document] = sum(map(len, document.lines))
+        self._used.move_to_end(document)
+        while sum(self._used.values()) > MOST_PARSED and len(self._used) > 1:
+            self._used.popitem(last=False)[0].forget_trees()
+
+    def drop(self, document: Document) -> None:
+        """The document is no longer open."""
+        self._used.pop(document, None)
 
 
 class _Syntax:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from infill_engine.protocol import Status as EngineStatus
 
     from infill_lsp.client import EngineClient
-    from infill_lsp.documents import Document
+    from infill_lsp.documents import Document, Trees
     from infill_lsp.filling import Status as IndexStatus
     from infill_lsp.folders import Folders
     from infill_lsp.index import Index
@@ -255,6 +255,7 @@ class InfillServer(LanguageServer):
         self.says_what_it_draws = False
         self.client_id = uuid.uuid4().hex
         self.documents: dict[str, Document] = {}
+        self._trees: Trees | None = None
         self.board = Board(self._tell_status)
         self._engine: EngineClient | None = None
         #: The settings that it was made by.
@@ -350,10 +351,14 @@ class InfillServer(LanguageServer):
         return None if document is None else document.lines
 
     def open_document(self, item: types.TextDocumentItem) -> None:
-        from infill_lsp.documents import Document
+        from infill_lsp.documents import Document, Trees
 
         if self._suggestions is not None:
             self._suggestions.closed(item.uri)
+        if self._trees is None:
+            self._trees = Trees()
+        elif item.uri in self.documents:
+            self._trees.drop(self.documents[item.uri])
         document = self.documents[item.uri] = Document(item.uri, item.language_id, item.version, item.text)
         if self._folders is not None:
             self._folders.open(item.uri, partial(getattr, document, "text"))
@@ -373,7 +378,9 @@ class InfillServer(LanguageServer):
             self.warmer.changed(document.uri, params.content_changes[-1])
 
     def close_document(self, uri: str) -> None:
-        self.documents.pop(uri, None)
+        document = self.documents.pop(uri, None)
+        if document is not None and self._trees is not None:
+            self._trees.drop(document)
         self.warmer.closed(uri)
         if self._suggestions is not None:
             self._suggestions.closed(uri)
@@ -402,6 +409,8 @@ class InfillServer(LanguageServer):
         if document is None:
             return None
         snapshot = document.snapshot(position.line, position.character, self.encoding)
+        if self._trees is not None:
+            self._trees.use(document)
         if self._notebooks is None or self._notebooks.of(uri) is None:
             return snapshot
         before, after = self._notebooks.around(uri)

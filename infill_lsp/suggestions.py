@@ -134,6 +134,8 @@ class Suggestions:
         for suggestion in reversed(answer.suggestions):
             self._cache.use(suggestion)
         self._answers[uri] = answer
+        if not answer.unfinished:  # Of many open documents the trees would take hundreds of megabytes.
+            self._newest[uri] = replace(question, snapshot=replace(question.snapshot, tree=None))
         self._prepare(question, answer)
         return answer
 

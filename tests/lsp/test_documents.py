@@ -11,7 +11,7 @@ from lsprotocol import types
 from tree_sitter import Language, Parser
 
 from infill_lsp import languages
-from infill_lsp.documents import FIRST_PARSE_S, PARSE_S, Document, position
+from infill_lsp.documents import FIRST_PARSE_S, PARSE_S, Document, Trees, position
 
 ENCODINGS = ("utf-8", "utf-16", "utf-32")
 CODECS = {"utf-8": ("utf-8", 1), "utf-16": ("utf-16-le", 2), "utf-32": ("utf-32-le", 4)}
@@ -270,3 +270,19 @@ def test_the_tree_of_a_piece_follows_edits_in_it_and_above_it() -> None:
     assert snapshot.within == (5, 7)
     assert [node.type for node in snapshot.tree.root_node.children] == ["function_definition"]
     assert snapshot.tree.root_node.children[0].end_point.row == 7
+
+
+def test_of_many_documents_those_used_last_keep_their_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infill_lsp.documents.MOST_PARSED", 3 * len(FUNCTION.replace("\n", "")))
+    trees = Trees()
+    opened = [Document(f"file:///{number}.py", "python", 1, FUNCTION) for number in range(200)]
+    for document in [*opened, opened[-3]]:
+        assert document.snapshot(0, 0, "utf-16", wait=True).tree is not None
+        trees.use(document)
+    kept = [document for document in opened if document._syntaxes]
+    assert kept == opened[-3:]
+    trees.drop(opened[-1])
+    opened[0].snapshot(0, 0, "utf-16", wait=True)
+    trees.use(opened[0])
+    assert opened[-2]._syntaxes, "a document that is closed leaves its place"
+    assert opened[0].snapshot(0, 0, "utf-16", wait=True).tree is not None

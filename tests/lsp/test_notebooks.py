@@ -181,8 +181,9 @@ async def test_what_nobody_writes_code_in_is_not(both: tuple[Editor, InfillServe
 
 
 async def test_much_is_open_and_changes_often_and_little_is_kept(
-    both: tuple[Editor, InfillServer], engine: Scripted
+    both: tuple[Editor, InfillServer], engine: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("infill_lsp.documents.MOST_PARSED", 200)
     editor, server = both
     for i in range(200):
         editor.uri = f"file:///project/{i}.py"
@@ -194,11 +195,16 @@ async def test_much_is_open_and_changes_often_and_little_is_kept(
     assert len(server.documents) == 200
     assert len(server.suggestions._cache._entries) <= MOST
     assert len(server.suggestions._ahead) <= 200
+    assert sum(bool(document._syntaxes) for document in server.documents.values()) < 20
+    assert all(question.snapshot.tree is None for question in server.suggestions._newest.values())
     for i in range(200):
         editor.uri = f"file:///project/{i}.py"
         editor.close()
     assert await editor.complete(1, 7) == []
     assert server.documents == {}
+    assert server._trees is not None
+    assert not server._trees._used
+    assert not server.warmer._hints
     assert server.suggestions._newest == server.suggestions._answers == server.suggestions._ahead == {}
     assert not server.suggestions._cache._entries
 
