@@ -87,11 +87,11 @@ function placeOf(tool: Tool, index: string): string[] {
 
 /** What the command does now, of one line of its output; undefined where it says nothing for people. */
 export function step(line: string): string | undefined {
-  const [, doing, package_] = /^\s*(Collecting|Downloading|Installing collected packages)[: ]+([\w.-]*)/.exec(line) ?? [];
-  if (doing === undefined) {
+  const [, doing, named] = /^\s*(Collecting|Downloading|Installing collected packages)[: ]+([\w.-]*)/.exec(line) ?? [];
+  if (doing === undefined || named === undefined) {
     return undefined;
   }
-  return doing.startsWith('Installing') ? 'installing' : `${doing.toLowerCase()} ${/^[\w.]+/.exec(package_ ?? '')?.[0] ?? ''}`;
+  return doing.startsWith('Installing') ? 'installing' : `${doing.toLowerCase()} ${named.replace(/-\d.*/, '')}`;
 }
 
 /** Why a command failed, in one line, of what it printed. */

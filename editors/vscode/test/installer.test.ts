@@ -48,6 +48,7 @@ test('an index that was chosen holds for both, and a folder is one of wheels', (
 
 test('what pip does now', () => {
   assert.equal(step('Collecting torch==2.13.0'), 'collecting torch');
+  assert.equal(step('Collecting tree-sitter-c<0.25,>=0.24 (from infill-lsp==0.1.0)'), 'collecting tree-sitter-c');
   assert.equal(step('  Downloading numpy-2.4.6-cp311-cp311-manylinux.whl (16.9 MB)'), 'downloading numpy');
   assert.equal(step('Installing collected packages: mpmath, torch'), 'installing');
   assert.equal(step('Looking in indexes: https://pypi.org/simple'), undefined);
