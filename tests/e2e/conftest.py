@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from journeys import HERE, Engine, installed
-from vscode import EXTENSION
+from vscode import Open, Profile, Window, package
 
 
 @pytest.fixture
@@ -50,12 +52,60 @@ def code_server() -> Path:
     return Path(installed("install-code-server.sh"))
 
 
+@pytest.fixture
+def profile(code_server: Path, tmp_path: Path) -> Profile:
+    return Profile(code_server, tmp_path / "profile")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """The folder that is open."""
+    project = tmp_path / "project"
+    project.mkdir()
+    return project
+
+
+@pytest.fixture
+def open_window(
+    code_server: Path, vsix: Path, profile: Profile, project: Path, server_command: str, engine: Engine, artifacts: Path
+) -> Iterator[Open]:
+    """Starts VS Code with a file of the project open, with the installed server and a model that answers from a table.
+
+    settings: the person's; machine: those of the machine, beside the server and the model; where: what is open instead
+    of the project; keys: bindings of the person's."""
+    profile.install(vsix)
+
+    def open_window(
+        content: bytes,
+        answers: dict[str, str],
+        name: str = "shapes.py",
+        settings: dict[str, Any] | None = None,
+        status: str = "ready",
+        machine: dict[str, Any] | None = None,
+        where: str = "",
+        keys: Sequence[dict[str, str]] = (),
+        trusted: bool = True,
+    ) -> Window:
+        engine.answers(answers)
+        (project / name).write_bytes(content)
+        profile.settings(
+            {"infill.deadline.automatic": 10_000} | (settings or {}),  # The fake model writes a byte a step.
+            {"infill.server.path": server_command, "infill.model": engine.model} | (machine or {}),
+        )
+        profile.keys(keys)
+        window = stack.enter_context(Window(code_server, artifacts))
+        window.open(
+            f"{stack.enter_context(profile.served(trusted=trusted))}/?{where or f'folder={project}'}", name, status
+        )
+        return window
+
+    with ExitStack() as stack:
+        yield open_window
+
+
 @pytest.fixture(scope="session")
 def vsix(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The extension as a person gets it."""
-    target = tmp_path_factory.mktemp("vsix") / "infill.vsix"
-    lock, installed_lock = EXTENSION / "package-lock.json", EXTENSION / "node_modules" / ".package-lock.json"
-    if not installed_lock.exists() or installed_lock.stat().st_mtime < lock.stat().st_mtime:
-        subprocess.run(["npm", "ci", "--no-fund", "--no-audit", "--loglevel=error"], cwd=EXTENSION, check=True)
-    subprocess.run(["npm", "run", "package", "--", "--out", target], cwd=EXTENSION, check=True)
-    return target
+    """The extension as a person gets it, packaged here, or the one that INFILL_E2E_VSIX names."""
+    if ready := os.environ.get("INFILL_E2E_VSIX"):
+        return Path(ready)
+    return package(tmp_path_factory.mktemp("vsix") / "infill.vsix")

@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
+#: How many times longer than on a quiet machine a journey waits for what it expects.
+PATIENCE = float(os.environ.get("INFILL_E2E_PATIENCE", "1"))
 TOOLS = Path(os.environ.get("INFILL_E2E_TOOLS", HERE / ".tools"))
 
 
@@ -30,7 +32,7 @@ def wait_for(
     condition: Callable[[], T], what: str, seconds: float = 30.0, seen: Callable[[], object] | None = None
 ) -> T:
     """The first truthy value of `condition`; after `seconds` the test fails with what is `seen` instead."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds * PATIENCE
     while not (value := condition()):
         if time.monotonic() > deadline:
             pytest.fail(f"after {seconds:g} s still no {what}" + (f"; there is {seen()!r}" if seen else ""))

@@ -3,6 +3,7 @@
 # .artifacts afterwards. Further arguments go to pytest.
 #
 #   INFILL_E2E_TOOLS=FOLDER   keep the editors there (default: .tools beside this script)
+#   INFILL_E2E_PATIENCE=3     wait three times as long for what is to come, on a machine that is slow or has much to do
 #   INFILL_E2E_VSCODE=0       leave VS Code out (it takes 0.9 GB)
 set -euo pipefail
 

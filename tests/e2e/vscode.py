@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
-from journeys import HERE, REPOSITORY, wait_for
+from journeys import HERE, REPOSITORY, Engine, installed, wait_for
 
 WANTED = os.environ.get("INFILL_E2E_VSCODE") != "0"
 EXTENSION = REPOSITORY / "editors" / "vscode"
@@ -23,6 +25,10 @@ MARKS = [
     pytest.mark.e2e,
     pytest.mark.skipif(not WANTED, reason="INFILL_E2E_VSCODE=0 leaves VS Code out"),
 ]
+
+
+#: Starts VS Code with a file of the project open, and what the model answers.
+Open = Callable[..., "Window"]
 
 
 class Window:
@@ -64,6 +70,13 @@ class Window:
         """To the end of a line, from 1."""
         self.press("Control+Home", *["ArrowDown"] * (line - 1), "End")
 
+    def quick_open(self, name: str, status: str) -> None:
+        self.do("quickOpen", name=name)
+        self.wait_for_status(status)
+
+    def click(self, selector: str, label: str | None = None) -> None:
+        self.do("click", selector=selector, label=label)
+
     def command(self, title: str) -> None:
         self.do("command", title=title)
 
@@ -82,11 +95,20 @@ class Window:
     def texts(self, selector: str) -> list[str]:
         return list(self.do("texts", selector=selector))
 
-    def wait_for_status(self, words: str) -> None:
-        wait_for(lambda: words in self.status, f"status {words!r}", seconds=60, seen=lambda: self.status)
+    def wait_for_status(self, words: str, seconds: float = 60.0) -> None:
+        wait_for(lambda: words in self.status, f"status {words!r}", seconds, seen=lambda: self.status)
 
     def wait_for_ghost(self, text: str) -> None:
         wait_for(lambda: self.ghost == text, f"ghost text {text!r}", seen=lambda: self.ghost)
+
+    def wait_for_cursor(self, place: str) -> None:
+        wait_for(lambda: self.cursor == place, f"cursor at {place}", seen=lambda: self.cursor)
+
+    def wait_for_text(self, text: str, selector: str = ".editor-instance .view-lines") -> None:
+        def texts() -> str:
+            return "".join(self.texts(selector))
+
+        wait_for(lambda: text in texts(), f"text {text!r}", seen=texts)
 
     def wait_for_notice(self, words: str) -> None:
         def notices() -> list[str]:
@@ -104,6 +126,8 @@ class Window:
         return self
 
     def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(BrokenPipeError, ValueError):
+            self.shoot("vscode-last.png")  # Where a journey failed, what it looked like then.
         assert self._driver.stdin is not None
         self._driver.stdin.close()
         self._driver.wait(timeout=30)
@@ -113,13 +137,13 @@ class Profile:
     """A person's VS Code: settings, extensions and what those keep."""
 
     def __init__(self, code_server: Path, home: Path) -> None:
-        self._code_server = code_server
+        self.code_server = code_server
         self.home = home
         self._folders = [f"--user-data-dir={home}", f"--extensions-dir={home / 'extensions'}"]
         self._log = home / "code-server.log"
 
     def install(self, vsix: Path) -> None:
-        command = [self._code_server, *self._folders, "--install-extension", vsix]
+        command = [self.code_server, *self._folders, "--install-extension", vsix]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
     def settings(self, user: dict[str, Any], machine: dict[str, Any]) -> None:
@@ -129,8 +153,11 @@ class Profile:
         write_settings(self.home / "User", quiet | user)
         write_settings(self.home / "Machine", machine)
 
+    def keys(self, bindings: Sequence[Mapping[str, str]]) -> None:
+        (self.home / "User" / "keybindings.json").write_text(json.dumps(bindings))
+
     @contextmanager
-    def served(self, environment: Mapping[str, str] | None = None) -> Iterator[str]:
+    def served(self, environment: Mapping[str, str] | None = None, trusted: bool = True) -> Iterator[str]:
         """Its address while it runs."""
         port = free_port()
         arguments = [
@@ -139,12 +166,12 @@ class Profile:
             "--auth=none",
             "--disable-telemetry",
             "--disable-update-check",
-            "--disable-workspace-trust",
+            *(["--disable-workspace-trust"] if trusted else []),
             "--disable-getting-started-override",
         ]
         with self._log.open("wb") as log:
             process = subprocess.Popen(
-                [self._code_server, *arguments], stdout=log, stderr=log, env=environment, start_new_session=True
+                [self.code_server, *arguments], stdout=log, stderr=log, env=environment, start_new_session=True
             )
         try:
             wait_for(lambda: is_listening(port), "VS Code")
@@ -152,6 +179,39 @@ class Profile:
         finally:
             os.killpg(process.pid, signal.SIGTERM)
             process.wait(timeout=30)
+
+
+@contextmanager
+def real_window(home: Path, name: str, content: str, model: str, settings: dict[str, Any]) -> Iterator[Window]:
+    """A window on one file in a fresh profile, with the installed server, and a real model in an engine of its own.
+
+    home: an empty folder with a short path, since the engine's socket lies in it."""
+    os.environ["INFILL_RUNTIME_DIR"] = str(home)
+    engine = Engine(home / "no table")
+    engine.model = model
+    profile = Profile(Path(installed("install-code-server.sh")), home / "profile")
+    profile.install(package(home / "infill.vsix"))
+    server = Path(sys.executable).parent / "infill-lsp"
+    profile.settings(settings, {"infill.server.path": str(server), "infill.model": model})
+    project, artifacts = home / "project", HERE / ".artifacts"
+    project.mkdir()
+    artifacts.mkdir(exist_ok=True)
+    (project / name).write_text(content)
+    try:
+        with profile.served() as address, Window(profile.code_server, artifacts) as window:
+            window.open(f"{address}/?folder={project}", name, "ready")
+            yield window
+    finally:
+        engine.stop()
+
+
+def package(target: Path) -> Path:
+    """Makes the .vsix."""
+    lock, installed_lock = EXTENSION / "package-lock.json", EXTENSION / "node_modules" / ".package-lock.json"
+    if not installed_lock.exists() or installed_lock.stat().st_mtime < lock.stat().st_mtime:
+        subprocess.run(["npm", "ci", "--no-fund", "--no-audit", "--loglevel=error"], cwd=EXTENSION, check=True)
+    subprocess.run(["npm", "run", "package", "--", "--out", target], cwd=EXTENSION, check=True)
+    return target
 
 
 def write_settings(folder: Path, settings: dict[str, Any]) -> None:

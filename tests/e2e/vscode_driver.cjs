@@ -5,28 +5,55 @@
 
 'use strict';
 
+const { writeFileSync } = require('node:fs');
 const { join } = require('node:path');
 const { createInterface } = require('node:readline');
 const { chromium } = require('playwright-core');
 
-const LOAD_MS = 90_000;
-const STEP_MS = 30_000;
+const patience = Number(process.env.INFILL_E2E_PATIENCE ?? '1');
+const LOAD_MS = 90_000 * patience;
+const STEP_MS = 30_000 * patience;
 const GHOST = '.ghost-text-decoration, .ghost-text, .ghost-text-decoration-preview';
 const EDITOR = '.editor-instance .view-lines, .notebookOverlay .cell.code .view-lines';
 
 /** Rendered code has unbreakable spaces. */
 const plain = (text) => text.replaceAll('\u00a0', ' ').replaceAll('\u200b', '');
 
+let recording;
+
 /** What can be done, by name. */
 const steps = {
   async open(page, { url }) {
     await page.goto(url, { waitUntil: 'domcontentloaded', timeout: LOAD_MS });
+    await steps.ready(page);
+  },
+  async reload(page) {
+    await page.reload({ waitUntil: 'domcontentloaded', timeout: LOAD_MS });
+    await steps.ready(page);
+  },
+  async ready(page) {
     await page.locator('.monaco-workbench').waitFor({ timeout: LOAD_MS });
     await page.locator('.statusbar-item[id$="infill.status"]').waitFor({ timeout: LOAD_MS });
   },
   async file(page, { name }) {
     await page.getByRole('treeitem', { name, exact: false }).first().dblclick({ timeout: LOAD_MS });
     await page.locator(`.tab.active[data-resource-name="${name}"]`).waitFor({ timeout: LOAD_MS });
+  },
+  /** Opens a file by a part of its path, also where several folders are open. */
+  async quickOpen(page, { name }) {
+    await page.keyboard.press('Control+p');
+    const input = page.locator('.quick-input-widget input.input');
+    await input.waitFor({ timeout: STEP_MS });
+    await input.fill(name);
+    await page.locator('.quick-input-widget .monaco-list-row.focused').filter({ hasText: name.split('/').pop() }).waitFor({ timeout: STEP_MS });
+    await page.keyboard.press('Enter');
+    await page.locator(`.tab.active[data-resource-name="${name.split('/').pop()}"]`).waitFor({ timeout: LOAD_MS });
+  },
+  async pause(page, { ms }) {
+    await page.waitForTimeout(ms);
+  },
+  async clipboard(page) {
+    return page.evaluate(() => navigator.clipboard.readText());
   },
   async type(page, { text, delay = 60 }) {
     await page.keyboard.type(text, { delay });
@@ -37,7 +64,7 @@ const steps = {
     }
   },
   async click(page, { selector, label }) {
-    const found = label === undefined ? page.locator(selector) : page.locator(selector).filter({ hasText: label });
+    const found = label == null ? page.locator(selector) : page.locator(selector).filter({ hasText: label });
     await found.first().click({ timeout: STEP_MS });
   },
   /** A command of the palette, by its title. */
@@ -76,26 +103,100 @@ const steps = {
   async shoot(page, { name }) {
     await page.screenshot({ path: join(process.argv[2], name) });
   },
-  /** From now on, looks at each change of the page and each frame whether ghost text stands in it. */
+  /** From now on, looks at each change of the page, and at each frame, whether ghost text stands in it. */
   async watch(page) {
     await page.evaluate((ghost) => {
-      const seen = { frames: 0, without: 0, on: true };
-      window.infillSeen = seen;
-      const look = () => {
-        if (!seen.on) return;
-        seen.frames += 1;
+      const seen = { frames: 0, changes: 0, without: 0, with: 0 };
+      const look = (what) => {
+        seen[what] += 1;
         const drawn = [...document.querySelectorAll(ghost)].map((one) => one.textContent).join('');
-        if (drawn === '') seen.without += 1;
-        requestAnimationFrame(look);
+        seen[drawn === '' ? 'without' : 'with'] += 1;
       };
-      requestAnimationFrame(look);
+      const observer = new MutationObserver(() => look('changes'));
+      observer.observe(document.body, { attributes: true, characterData: true, childList: true, subtree: true });
+      let frame;
+      const next = () => {
+        look('frames');
+        frame = requestAnimationFrame(next);
+      };
+      frame = requestAnimationFrame(next);
+      window.infillWatch = () => {
+        observer.disconnect();
+        cancelAnimationFrame(frame);
+        return seen;
+      };
     }, GHOST);
   },
   async watched(page) {
-    return page.evaluate(() => {
-      window.infillSeen.on = false;
-      return window.infillSeen;
-    });
+    return page.evaluate(() => window.infillWatch());
+  },
+  /** Milliseconds from the event of a key to the first frame with ghost text; null where none comes in time. */
+  async paint(page, { key, limit = 5000 }) {
+    await page.evaluate(([ghost, ms]) => {
+      window.infillPaint = new Promise((resolve) => {
+        let began;
+        const drawn = () => [...document.querySelectorAll(ghost)].some((one) => one.textContent !== '');
+        const next = () => {
+          if (began !== undefined && drawn()) {
+            resolve(performance.now() - began);
+          } else if (began !== undefined && performance.now() - began > ms) {
+            resolve(null);
+          } else {
+            requestAnimationFrame(next);
+          }
+        };
+        document.addEventListener('keydown', (event) => { began = event.timeStamp; }, { capture: true, once: true });
+        requestAnimationFrame(next);
+      });
+    }, [GHOST, limit]);
+    await page.keyboard.press(key);
+    return page.evaluate(() => window.infillPaint);
+  },
+  /** What the denoise view draws at each of its steps. */
+  async drawnFrames(page) {
+    for (const frame of page.frames()) {
+      if (await frame.locator('#canvas').count().catch(() => 0)) {
+        return frame.evaluate(() => {
+          const [slider, canvas] = [document.getElementById('step'), document.getElementById('canvas')];
+          const frames = [];
+          for (let step = 0; step <= Number(slider.max); step++) {
+            slider.value = String(step);
+            slider.dispatchEvent(new Event('input'));
+            const slots = [...canvas.children].map((one) => ({
+              text: one.textContent, state: one.dataset.state, prob: Number(one.style.getPropertyValue('--sure')),
+            }));
+            frames.push({ step: Number(canvas.dataset.step), slots });
+          }
+          return frames;
+        });
+      }
+    }
+    return [];
+  },
+  /** From now on, a screenshot of a part of the page after the other, each with its time, those alone that show a change. */
+  async record(page, { clip }) {
+    const began = performance.now();
+    recording = { on: true, shots: [] };
+    recording.done = (async () => {
+      while (recording.on) {
+        const ms = performance.now() - began;
+        const png = await page.screenshot({ clip, caret: 'initial' });
+        if (!recording.shots.at(-1)?.png.equals(png)) recording.shots.push({ ms, png });
+      }
+      recording.shots.push({ ms: performance.now() - began });
+    })();
+  },
+  /** The shots go into a folder as 0.png, 1.png, ...; answers how many ms each stood. */
+  async recorded(page, { folder }) {
+    recording.on = false;
+    await recording.done;
+    const shots = recording.shots;
+    shots.slice(0, -1).forEach(({ png }, index) => writeFileSync(join(folder, `${index}.png`), png));
+    return shots.slice(1).map(({ ms }, index) => ms - shots[index].ms);
+  },
+  /** Leaves out one of the edits that are to be confirmed, by its row from 0. */
+  async untick(page, { row }) {
+    await page.locator('.refactor-preview .monaco-list-row').nth(row).locator('input[type=checkbox]').click({ timeout: STEP_MS });
   },
   /** The text of a webview's frame. */
   async webview(page, { selector }) {
@@ -116,7 +217,11 @@ async function main() {
            '--disable-component-update', '--disable-sync'],
   });
   try {
-    const page = await browser.newPage({ viewport: { width: 1100, height: 620 } });
+    const context = await browser.newContext({
+      viewport: { width: 1100, height: 620 },
+      permissions: ['clipboard-read', 'clipboard-write'],
+    });
+    const page = await context.newPage();
     // The journey is between this machine and itself. What a webview loads has that name, and never leaves the page.
     await page.route('**/*', (route) => {
       const { hostname } = new URL(route.request().url());
