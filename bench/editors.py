@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,16 @@ from bench.typing import quantiles
 REPOSITORY = Path(__file__).parents[1]
 #: The hands and eyes of the editors' journeys, which are no package.
 sys.path.insert(0, str(REPOSITORY / "tests" / "e2e"))
+
+#: What VS Code waits after a key before it asks a provider that says nothing of it; to say it is no stable interface.
+VSCODE_WAIT_MS = 50
+#: What Neovim's `vim.lsp.inline_completion` waits; the plugin waits for nothing.
+NEOVIM_WAIT_MS = 200
+#: Something is to be offered at as many keys as may be.
+EAGER = {"infill.aggressiveness": "eager", "editor.parameterHints.enabled": False}
+#: Bodies that a model knows; the key is the space that is missing.
+FUNCTION = "def {}(a, b):\n    return\n\n"
+VERBS = ("add", "subtract", "multiply", "divide", "join", "compare", "equal", "larger", "smaller", "power")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +53,48 @@ HEADER = ["editor", "key to paint, ms: p50 / p95 (n)", "of it the client's wait"
 
 
 def vscode(samples: int, model: str) -> list[Row]:
-    raise SystemExit("--vscode cannot measure yet")
+    """VS Code in a browser: the page itself takes the time, so that what drives it is not in it."""
+    from vscode import real_window
+
+    functions = [f"{VERBS[i % len(VERBS)]}_{i // len(VERBS)}" for i in range(samples)]
+    content = "".join(map(FUNCTION.format, functions))
+    times: list[float | None] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="infill-") as home,
+        real_window(Path(home), "operators.py", content, model, EAGER) as window,
+    ):
+        window.press("Control+Home", "ArrowDown", "End")
+        for _ in functions:
+            times.append(window.do("paint", key="Space"))
+            window.press("Escape", "Backspace", "ArrowDown", "ArrowDown", "ArrowDown", "End")
+    drawn = [ms for ms in times if ms is not None]
+    return [Row("VS Code", drawn, VSCODE_WAIT_MS, len(times) - len(drawn))]
 
 
 def neovim(samples: int, model: str) -> list[Row]:
-    raise SystemExit("--neovim cannot measure yet")
+    """Neovim 0.12, which takes the time itself: this plugin's ghost text, and core's, which waits before it asks."""
+    from nvim import drawn_by_core, on_the_runtimepath, real_neovim
+
+    functions = [f"{VERBS[i % len(VERBS)]}_{i // len(VERBS)}" for i in range(samples)]
+    content = "".join(map(FUNCTION.format, functions))
+    settings = {"model": model, "aggressiveness": "eager"}
+    rows = []
+    for editor, configuration, wait_ms in (
+        ("Neovim, the plugin", on_the_runtimepath, 0),
+        ("Neovim, core's own", drawn_by_core, NEOVIM_WAIT_MS),
+    ):
+        times: list[float | None] = []
+        with (
+            tempfile.TemporaryDirectory(prefix="infill-") as home,
+            real_neovim(Path(home), "operators.py", content, settings, configuration) as neovim,
+        ):
+            neovim.keys("2G")
+            for _ in functions:
+                times.append(neovim.paint("A "))
+                neovim.keys("<Esc>x3j")
+        drawn = [ms for ms in times if ms is not None]
+        rows.append(Row(editor, drawn, wait_ms, len(times) - len(drawn)))
+    return rows
 
 
 def main() -> None:
