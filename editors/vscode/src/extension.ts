@@ -112,6 +112,7 @@ class Infill implements vscode.Disposable {
   }
 
   async dispose(): Promise<void> {
+    this.setup.dispose(); // First: a set-up that is under way would be waited for.
     await this.last;
     await this.server.stop();
     [this.switches, this.previews, this.view, this.bar, this.log].forEach((part) => part.dispose());

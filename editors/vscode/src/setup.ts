@@ -29,6 +29,8 @@ import type { ServerStatus } from './status';
 
 /** Bytes of the server's environment, to be free: it takes 80 MB. */
 const serverBytes = 200e6;
+/** Bytes beneath which nothing worth showing was downloaded: pip's own unpacked parts. */
+const smallest = 5e6;
 
 /** What a person chose by settings. */
 function chosen(name: string): string {
@@ -40,7 +42,7 @@ interface Told {
   signal: AbortSignal;
 }
 
-export class Setup {
+export class Setup implements vscode.Disposable {
   /** How the set-up is, where that is all there is to say; undefined once nothing is left to do. */
   status: ServerStatus | undefined;
   private bundle: Bundle | undefined;
@@ -49,6 +51,8 @@ export class Setup {
   private agreed: Variant | undefined;
   /** All data was removed: nothing is made again till the window is loaded anew, or a person says so. */
   private removed = false;
+  /** Ends what is being made when the window goes. */
+  private readonly going = new AbortController();
 
   /** changed: is told when `status` is another one. */
   constructor(
@@ -167,6 +171,10 @@ export class Setup {
     await this.environments?.putOff(false);
   }
 
+  dispose(): void {
+    this.going.abort();
+  }
+
   private async next(): Promise<Step> {
     const path = chosen('server.path');
     if (path !== '') {
@@ -212,8 +220,9 @@ export class Setup {
     const bytes = variant === undefined ? serverBytes : engineSizes[variant].disk;
     const options = { location: vscode.ProgressLocation.Notification, title: `Infill: setting up ${what}`, cancellable: true };
     await vscode.window.withProgress(options, async (progress, token) => {
-      const abort = new AbortController();
-      token.onCancellationRequested(() => abort.abort());
+      const cancel = new AbortController();
+      token.onCancellationRequested(() => cancel.abort());
+      const signal = AbortSignal.any([cancel.signal, this.going.signal]);
       const download = variant === undefined ? undefined : engineSizes[variant].download;
       const report = (message: string, downloaded = 0): void => {
         const share = download && downloaded ? Math.min(downloaded / download, 0.99) : null;
@@ -224,9 +233,9 @@ export class Setup {
       report('looking for a Python');
       await mkdir(this.context.globalStorageUri.fsPath, { recursive: true });
       await this.needRoom(bytes);
-      const { tool, python } = await this.tools(abort.signal);
+      const { tool, python } = await this.tools(signal);
       this.log.info(`setting up ${what} with ${tool.name} and ${python} in ${environment.folder}`);
-      await environment.make(() => fill({ report, signal: abort.signal }, tool, python), { variant, signal: abort.signal });
+      await environment.make(() => fill({ report, signal }, tool, python), { variant, signal });
       this.log.info(`${what} is set up`);
     });
   }
@@ -242,24 +251,26 @@ export class Setup {
     const downloads = `${folder}.tmp`;
     await mkdir(downloads, { recursive: true });
     try {
+      let downloaded = 0;
       for (const command of [creating(tool, python, folder), ...installing]) {
-        await this.carryOut(command, told, downloads);
+        downloaded += await this.carryOut(command, told, downloads, downloaded);
       }
     } finally {
       await rm(downloads, { recursive: true, force: true });
     }
   }
 
-  /** How much is downloaded by now is what lies in `downloads`: pip's own bar is not for programs in all its versions. */
-  private async carryOut({ what, program, given }: Command, told: Told, downloads: string): Promise<void> {
-    let doing = what;
+  /** The bytes that were downloaded, which is what lay in `downloads`: pip's own bar is not for programs in all its
+   * versions. before: those of the commands before. */
+  private async carryOut({ what, program, given }: Command, told: Told, downloads: string, before: number): Promise<number> {
+    let doing = '';
     let most = 0;
-    told.report(doing);
+    told.report(what, before);
     this.log.info([program, ...given].join(' '));
     const watching = setInterval(() => {
       void bytesOf(downloads).then((bytes) => {
-        most = Math.max(most, bytes);
-        told.report(doing, bytes > 1e6 ? most : 0);
+        most = Math.max(most, bytes > smallest ? bytes : 0);
+        told.report([what, doing].filter(Boolean).join(', '), before + most);
       });
     }, 500);
     try {
@@ -272,6 +283,7 @@ export class Setup {
           doing = step(line) ?? doing;
         },
       });
+      return most;
     } catch (error) {
       const reason = error instanceof Failed && !told.signal.aborted ? complaint(error.printed || error.message) : 'it was stopped';
       throw new Error(`${what} could not be installed: ${reason}`);
@@ -316,19 +328,13 @@ export class Setup {
 
   /** Shows the size, and returns what is agreed to. */
   private async ask(): Promise<Variant | undefined> {
-    const [first, second] = variants(chosen('device') || 'auto', onPath('nvidia-smi') !== undefined);
-    if (first === undefined) {
-      return undefined;
-    }
+    const offered = variants(chosen('device') || 'auto', onPath('nvidia-smi') !== undefined);
     const words = { cpu: 'Install without GPU', gpu: 'Install for the GPU' };
-    const label = second === undefined ? 'Install' : words[first];
-    const buttons = second === undefined ? [label] : [label, words[second]];
-    const answer = await vscode.window.showInformationMessage(offer(first, chosen('install.torchIndex')), ...buttons, 'Not now');
-    if (answer === undefined || answer === 'Not now') {
-      await this.environments?.putOff(answer === 'Not now');
-      return undefined;
-    }
-    return answer === label ? first : second;
+    const buttons = offered.length === 1 ? ['Install'] : offered.map((variant) => words[variant]);
+    const notNow = 'Not now';
+    const answer = await vscode.window.showInformationMessage(offer(offered, chosen('install.torchIndex')), ...buttons, notNow);
+    await this.environments?.putOff(answer === notNow);
+    return offered[buttons.indexOf(answer ?? '')];
   }
 
   /** Removes what other versions left, once this one has its own. */
@@ -355,6 +361,9 @@ export class Setup {
   }
 
   private failed(what: string, error: unknown): void {
+    if (this.going.signal.aborted) {
+      return;
+    }
     const reason = error instanceof Error ? error.message : String(error);
     this.log.error(`${what}: ${reason}`);
     this.say({ state: 'error', message: reason });

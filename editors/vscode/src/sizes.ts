@@ -26,13 +26,16 @@ export function inWords(bytes: number): string {
   return bytes < 1e9 ? `${Math.round(bytes / 1e6)} MB` : `${(bytes / 1e9).toFixed(1)} GB`;
 }
 
-/** What a person agrees to. index: where PyTorch comes from, if a person chose that. */
-export function offer(variant: Variant, index: string): string {
-  const { download, disk } = engineSizes[variant];
-  const build = variant === 'gpu' ? 'PyTorch with CUDA' : 'PyTorch without a GPU';
-  const takes = `about ${inWords(download)} to download, ${variant === 'gpu' ? 'up to ' : ''}${inWords(disk)} on the disk`;
+/** What a person agrees to, where they may choose between engines. index: where PyTorch comes from, if they set that. */
+export function offer(variants: readonly Variant[], index: string): string {
+  const sizes = variants.map((variant) => {
+    const { download, disk } = engineSizes[variant];
+    const [build, limit] = variant === 'gpu' ? ['with CUDA', 'up to '] : ['without a GPU', ''];
+    return `${build} about ${inWords(download)} to download and ${limit}${inWords(disk)} on the disk`;
+  });
   const from = index === '' ? '' : ` PyTorch is taken from ${index}.`;
-  return `Infill needs its engine: ${build} and more, ${takes}. The model comes when it starts, ${inWords(modelSize.download)}.${from}`;
+  const engine = `Infill needs its engine, which brings PyTorch: ${sizes.join(', or ')}.`;
+  return `${engine} The model, ${inWords(modelSize.download)}, is fetched when it starts.${from}`;
 }
 
 /** The bytes of all files in a folder, or of a file; 0 where there is nothing. Follows no links. */

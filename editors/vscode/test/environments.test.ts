@@ -131,6 +131,6 @@ test('the cache is where the server has it', () => {
 
 test('sizes in words', () => {
   assert.deepEqual([0, 1, 12_345_678, 1_290e6].map(inWords), ['0 kB', '1 kB', '12 MB', '1.3 GB']);
-  assert.match(offer('cpu', ''), /300 MB to download/);
-  assert.match(offer('gpu', '/wheels'), /2\.9 GB to download.*taken from \/wheels/);
+  assert.match(offer(['cpu'], ''), /without a GPU about 300 MB to download/);
+  assert.match(offer(['gpu', 'cpu'], '/wheels'), /2\.9 GB to download.*, or without a GPU about 300 MB.*taken from \/wheels/);
 });
