@@ -53,6 +53,8 @@ for name in sys.argv[1:]:
         found[name] = None
 print(json.dumps(found))
 """
+#: Seconds that the engine's list of models may take: torch is imported for it.
+LIST_S = 120.0
 #: A gap that every model fills.
 REQUEST = InfillRequest(
     client=f"doctor-{os.getpid()}",
@@ -74,6 +76,8 @@ async def examine(settings: Settings, problems: Sequence[str] = ()) -> bool:
         startable = reachable = True
     else:
         startable = _packages(report, settings.engine.interpreter)
+        if startable and report.well:
+            _suiting(report, settings)
         reachable = _places(report, settings.model)
     if startable and reachable:
         engine = engine_of(settings)
@@ -156,6 +160,29 @@ def _packages(report: _Report, python: str) -> bool:
     else:
         report.ok(", ".join(f"{name} {found[name]}" for name in PACKAGES))
     return True
+
+
+def _suiting(report: _Report, settings: Settings) -> None:
+    """Which model suits this machine, as the engine's own list has it; one that cannot be had is no fault."""
+    program = interpreter(settings.engine.interpreter)
+    command = [program, "-m", "infill_engine", "models", "--json", "--device", settings.device]
+    try:
+        listed = subprocess.run(command, capture_output=True, check=True, cwd="/", timeout=LIST_S)
+        found = json.loads(listed.stdout)
+        used = found["chosen"] if settings.model == "auto" else settings.model
+        best, machine = found["recommended"], found["machine"]["line"]
+        titles = {model["name"]: model["title"] for model in found["models"]}
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
+        said = getattr(error, "stderr", b"") or str(error).encode()
+        report.missing(f"models: not listed ({said.decode(errors='replace').strip()})", " ".join(command[:-3]))
+        return
+    name = best.partition(":")[0]
+    if used.partition(":")[0] == name:
+        report.ok(f"model: {used} suits this machine ({machine})")
+        return
+    first = "" if settings.model == "auto" else "set infill.model to auto, then "
+    text = f"model: {used}; this machine ({machine}) could run {titles.get(name, name)}, which fills gaps better"
+    report.missing(text, f"{first}{program} -m infill_engine use {best}")
 
 
 def _fits(torch: str) -> bool:

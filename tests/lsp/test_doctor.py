@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 from editor import fake_model
+from msgspec.structs import replace
 
-from infill_lsp.doctor import PACKAGES
+from infill_lsp.doctor import PACKAGES, _Report, _suiting
+from infill_lsp.settings import Settings
 
 pytestmark = pytest.mark.process
 
@@ -137,3 +139,58 @@ def test_it_says_which_languages_have_a_grammar_and_which_do_not(home: Path) -> 
     assert "rust" in lines[missing]
     assert "infill-lsp[grammars]" in lines[missing + 1]
     assert [line.split(":")[0].split()[1:3] for line in lines if line.startswith("✗")] == [["grammar", "go"]]
+
+
+def listing(home: Path, recommended: str, chosen: str) -> str:
+    """A Python whose engine lists models so."""
+    found = {
+        "machine": {"line": "a GPU, 24.0 GB of memory, 23.0 GB free"},
+        "recommended": recommended,
+        "chosen": chosen,
+        "models": [{"name": "dreamon", "title": "DreamOn 7B"}, {"name": "embedded", "title": "SmolLM2 135M"}],
+    }
+    (home / "models.json").write_text(json.dumps(found))
+    python = home / "python"
+    python.write_text(
+        f'#!/bin/sh\nif [ "$3" = models ]; then cat {home}/models.json; else exec {sys.executable} "$@"; fi\n'
+    )
+    python.chmod(0o700)
+    return str(python)
+
+
+@pytest.mark.parametrize(
+    ("recommended", "chosen", "model", "says", "cure"),
+    [
+        ("dreamon", "dreamon:bf16", "auto", "✓ model: dreamon:bf16 suits this machine (a GPU, 24.0 GB of memory", ""),
+        ("dreamon:Q4", "embedded", "auto", "- model: embedded; this machine (a GPU", "infill_engine use dreamon:Q4"),
+        (
+            "dreamon",
+            "embedded",
+            "mine",
+            "could run DreamOn 7B, which fills gaps better",
+            "set infill.model to auto, then ",
+        ),
+    ],
+)
+def test_a_model_is_recommended_for_the_machine(
+    home: Path, capsys: pytest.CaptureFixture[str], recommended: str, chosen: str, model: str, says: str, cure: str
+) -> None:
+    settings = replace(
+        Settings(), model=model, engine=replace(Settings().engine, python=listing(home, recommended, chosen))
+    )
+    report = _Report()
+    _suiting(report, settings)
+    said = capsys.readouterr().out
+    assert says in said
+    assert cure in said
+    assert report.well
+
+
+def test_a_list_that_cannot_be_had_is_no_fault(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    python = home / "python"
+    python.write_text("#!/bin/sh\necho 'infill-engine: no memory' >&2\nexit 1\n")
+    python.chmod(0o700)
+    report = _Report()
+    _suiting(report, replace(Settings(), engine=replace(Settings().engine, python=str(python))))
+    assert capsys.readouterr().out.startswith("- models: not listed (infill-engine: no memory)\n")
+    assert report.well
