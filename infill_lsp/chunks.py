@@ -60,6 +60,8 @@ _ATTRIBUTES = ("attribute_item", "decorator", "annotation")
 COMMENTS = 12
 #: The fields that lead to a definition's name, and how the nodes are called that do where there is none.
 _NAMES = ("name", "declarator", "type", "pattern", "property", "field")
+#: The body of a call that is a definition, the call's arguments, and what leads in them to the name.
+_DO, _ARGUMENTS, _DEFINED = "do_block", "arguments", ("target", "left")
 _SPECIFIES = ("_spec", "identifier", "declarator", "signature", "_head", "call_expression", "_binding", "_reference")
 
 _IDENTIFIER = re.compile(r"\w+")
@@ -115,7 +117,8 @@ def cut(text: str, language: str) -> list[Chunk]:
     else:
         captures = QueryCursor(query).captures(tree.root_node)
         above = _rows_above(captures, source)
-        parts = sorted(_nested(captures, source, above) + _imports(captures), key=lambda part: part.first)
+        known = languages.of(language)
+        parts = sorted(_nested(captures, source, above, known) + _imports(captures), key=lambda part: part.first)
         chunks = _chunks(lines, parts, 0, len(lines), ())
     return list(islice(chunks, MAX_CHUNKS))
 
@@ -209,13 +212,16 @@ def _rows_above(captures: dict[str, list[Node]], source: bytes) -> set[int]:
     return rows
 
 
-def _nested(captures: dict[str, list[Node]], source: bytes, above: set[int]) -> list[_Definition]:
+def _nested(
+    captures: dict[str, list[Node]], source: bytes, above: set[int], language: languages.Language
+) -> list[_Definition]:
     """The outermost definitions, each with those in it; none of those in a function."""
-    containers = {node.id for node in captures.get("container", ())}
+    containers = {node.id for node in captures.get("container", ()) if language.contains(node)}
     wrappers = {node.id for node in captures.get("wrapper", ())}
     outermost: list[_Definition] = []
     around: list[_Definition] = []
-    for node in sorted(captures.get("definition", ()), key=lambda node: (node.start_byte, -node.end_byte)):
+    definitions = filter(language.defines, captures.get("definition", ()))
+    for node in sorted(definitions, key=lambda node: (node.start_byte, -node.end_byte)):
         while around and around[-1].end_byte <= node.start_byte:
             around.pop()
         if around and not around[-1].container:
@@ -235,7 +241,7 @@ def _imports(captures: dict[str, list[Node]]) -> list[_Definition]:
 
 
 def _definition(node: Node, wrappers: set[int], container: bool, source: bytes, above: set[int]) -> _Definition:
-    body = node.child_by_field_name("body")
+    body = node.child_by_field_name("body") or next((one for one in node.children if one.type == _DO), None)
     line_start = source.rfind(b"\n", 0, node.start_byte) + 1
     header = source[line_start : body.start_byte if body is not None else node.end_byte]
     outer = node.parent if node.parent is not None and node.parent.id in wrappers else node
@@ -254,7 +260,12 @@ def _definition(node: Node, wrappers: set[int], container: bool, source: bytes, 
 
 def _name(node: Node, source: bytes) -> str:
     """What a definition defines, "" where no field of it says so: in C the name is within declarators, in Go within a
-    specification, and what Rust implements is a type."""
+    specification, and what Rust implements is a type; of a call it is what its first argument begins with."""
+    given = next((one for one in node.children if one.type == _ARGUMENTS), None) if node.type == "call" else None
+    if given is not None and (named := given.named_child(0)) is not None:
+        while inner := next(filter(None, map(named.child_by_field_name, _DEFINED)), None):
+            named = inner
+        return _text(source[named.start_byte : named.end_byte])
     for _ in range(MAX_DEPTH):
         for name in _NAMES:
             if (inner := node.child_by_field_name(name)) is not None:

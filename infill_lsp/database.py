@@ -23,7 +23,7 @@ from pathlib import Path
 from infill_lsp.chunks import Chunk, words
 
 #: Raised whenever what is stored, how text is cut, or what a word is changes: a new version starts an empty database.
-VERSION = 2
+VERSION = 3
 #: Days after which the database of a folder that nobody opened is removed.
 KEPT_DAYS = 30
 #: Definitions of one name that are looked at.

@@ -335,9 +335,7 @@ def _documented_row(snapshot: Snapshot, last: _Token) -> int | None:
             if statement is None or statement.type != "expression_statement":
                 return None
             value = statement.named_child(0)
-            documented = (
-                definition.type in language.definitions and value is not None and value.type in language.strings
-            )
+            documented = language.defines(definition) and value is not None and value.type in language.strings
             return definition.start_point.row if documented else None
     return None
 
@@ -350,9 +348,9 @@ def _begins_definition(snapshot: Snapshot, row: int | None) -> bool:
     if language.definitions and line.lstrip().startswith(_ATTRIBUTES):
         return True
     leaf = leaf_at(snapshot, row, first_column(line))
-    definitions = language.definitions | language.wrappers
     return leaf is not None and any(
-        node.type in definitions and node.start_byte == leaf.start_byte for node in ancestors(leaf)
+        (language.defines(node) or node.type in language.wrappers) and node.start_byte == leaf.start_byte
+        for node in ancestors(leaf)
     )
 
 
@@ -500,7 +498,7 @@ def _definition(snapshot: Snapshot) -> tuple[int, int] | None:
     line = snapshot.head if row == snapshot.row else snapshot.lines[row]
     column = len(snapshot.head.expandtabs(8))
     for node in ancestors(leaf_at(snapshot, row, max(len(line.rstrip()) - 1, 0))):
-        if node.type not in language.definitions:
+        if not language.defines(node):
             continue
         first, last = node.start_point.row, node.end_point.row - (node.end_point.column == 0)
         if snapshot.row <= last:

@@ -58,6 +58,10 @@ class Limits:
     bytes: int = 256 * 1024 * 1024
 
 
+#: Why a folder is looked through again and again, whose system does not tell of what other machines change.
+ELSEWHERE = "it is not on a disk of this machine"
+
+
 @dataclass(frozen=True, slots=True)
 class Status:
     """How it stands with the index of a folder."""
@@ -126,7 +130,8 @@ class Filler:
         self._report = report
         self._meanwhile = meanwhile
         self._rules = Ignore(root, exclude)
-        self._status = Status("filling", watching="events" if is_local(root) else "polling")
+        local = is_local(root)
+        self._status = Status("filling", watching="events" if local else "polling", late="" if local else ELSEWHERE)
         #: The folders there are, and those of them that are watched.
         self._folders = {""}
         self._watched: set[str] = set()
@@ -391,10 +396,10 @@ def _identity(folder: str) -> tuple[int, int] | None:
     return stat.st_dev, stat.st_ino
 
 
-def is_local(path: str | os.PathLike[str]) -> bool:
+def is_local(path: str | os.PathLike[str], mountinfo: str = "/proc/self/mountinfo") -> bool:
     """Whether a path lies on a disk of this machine; taken for granted where the system does not say."""
     try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        with open(mountinfo, encoding="utf-8", errors="surrogateescape") as file:
             mounts = [line.split() for line in file]
     except OSError:
         return True

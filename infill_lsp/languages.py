@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Literal
 
 from tree_sitter import Language as Grammar
+from tree_sitter import Node
 
 #: What holds a block together: brackets, its indentation, a keyword (or a tag) at its end, or nothing.
 Block = Literal["braces", "indentation", "end", "none"]
@@ -75,12 +76,28 @@ class Language:
     containers: frozenset[str] = NONE
     wrappers: frozenset[str] = NONE
     imports: frozenset[str] = NONE
+    #: What nodes of definitions begin with, and those of them that hold others, where they are calls like any other.
+    defining: frozenset[str] = NONE
+    containing: frozenset[str] = NONE
     injections: tuple[Injection, ...] = ()
+
+    def defines(self, node: Node) -> bool:
+        """Whether the node is a definition."""
+        return node.type in self.definitions and (not self.defining or _first_word(node) in self.defining)
+
+    def contains(self, node: Node) -> bool:
+        """Whether the node is a definition that holds others."""
+        return node.type in self.containers and (not self.containing or _first_word(node) in self.containing)
 
     @property
     def module(self) -> str:
         """The name that the grammar's package is imported by."""
         return self.package.replace("-", "_")
+
+
+def _first_word(node: Node) -> str:
+    first = node.child(0) if node.child_count else None
+    return (first.text or b"").decode("utf-8", "replace") if first is not None else ""
 
 
 def _set(names: str) -> frozenset[str]:
@@ -515,6 +532,9 @@ LANGUAGES: dict[str, Language] = {
         words=_all("else after rescue catch", "end"),
         clauses=_set("else after rescue catch"),
         definitions=_set("call"),
+        containers=_set("call"),
+        defining=_set("def defp defmacro defmacrop defguard defguardp defdelegate defmodule defprotocol defimpl"),
+        containing=_set("defmodule defprotocol defimpl"),
     ),
     "ocaml": Language(
         package="tree-sitter-ocaml",

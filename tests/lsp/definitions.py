@@ -265,6 +265,21 @@ data T = A
 """,
         ["f", "f", "T"],
     ),
+    "elixir": (
+        """\
+defmodule A.B do
+  use GenServer
+  @doc "What it does."
+  def f(a) when a > 1 do
+    IO.puts(a)
+  end
+end
+defprotocol P do
+  def g(a)
+end
+""",
+        ["A.B", "P"],
+    ),
     "ocaml": (
         """\
 let f x =

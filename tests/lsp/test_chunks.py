@@ -224,3 +224,10 @@ def test_any_text_is_cut_into_rows_that_are_there(lines: list[str]) -> None:
 )
 def test_words(text: str, found: list[str]) -> None:
     assert words(text) == found
+
+
+def test_of_calls_those_that_define_are_definitions() -> None:
+    body = "".join(f"    IO.puts({number})\n" for number in range(WHOLE))
+    source = f"defmodule A do\n  use GenServer\n\n  def f(a) when a > 1 do\n{body}  end\n\n  defp g(b), do: f(b)\nend\n"
+    found = [(chunk.name, chunk.text.split("\n")[0]) for chunk in cut(source, "elixir")]
+    assert found == [("A", "defmodule A do"), ("f", "defmodule A"), ("f", "defmodule A"), ("g", "defmodule A")]

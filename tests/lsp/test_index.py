@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -348,6 +349,7 @@ def test_a_folder_that_cannot_be_watched_is_looked_through(
     write(folder, a=function("first"))
     index = make()
     assert eventually(lambda: index.status.watching == "polling")
+    assert index.status.message.startswith("changes are noticed late (")
     write(folder, a=function("second"))
     assert eventually(lambda: of_names(index, "second") == {"a.py"})
     (folder / "a.py").unlink()
@@ -545,6 +547,35 @@ def test_random_events_leave_the_index_equal_to_the_folder(
     assert dump(stored_at(tmp_path / "cache")) == rebuilt(folder, tmp_path / "rebuilt.db")
 
 
-@pytest.mark.parametrize(("path", "local"), [("/", True), ("/proc/self", True)])
-def test_local_disks(path: str, local: bool) -> None:
-    assert is_local(path) is local
+@pytest.mark.parametrize(
+    ("path", "local"),
+    [("/", True), ("/home/me", True), ("/mnt/far away/x", False), ("/mnt/farther", True), ("/mnt/box/x/y", False)],
+)
+def test_local_disks(tmp_path: Path, path: str, local: bool) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
+        "30 22 0:40 / /mnt/far\\040away rw,relatime shared:2 - nfs4 server:/x rw\n"
+        "31 22 0:41 / /mnt/box rw,relatime - fuse.sshfs box:/y rw\n"
+    )
+    assert is_local(path, str(mounts)) is local
+    assert is_local("/proc/self")
+    assert is_local("/", str(tmp_path / "none"))
+
+
+def test_a_folder_that_may_not_be_looked_into_is_said(
+    make: Make, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(folder, a=function("first"), **{"closed/b": function("second")})
+    scandir = os.scandir
+
+    def refusing(path: str) -> Any:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    index = make()
+    assert index.settle(PATIENCE_S)
+    assert set(index.manifest() or ()) == {"a.py"}
+    assert index.status.message == "1 folder may not be looked into"

@@ -200,6 +200,7 @@ DEFINITIONS = [
     ("javascript", "f();\nfunction g() {\n  a();\n  ¦\n}\n", (1, 4)),
     ("rust", "impl A {\n    fn f() {\n        ¦\n    }\n}\n", (1, 3)),
     ("lua", "function f()\n  a()\n  ¦\nend\n", (0, 3)),
+    ("elixir", "defmodule A do\n  def f(a) do\n    IO.puts(¦)\n  end\nend\n", (1, 3)),
     ("markdown", "# T\n\n```python\ndef f():\n    a = ¦\n```\n", (3, 4)),
 ]
 
