@@ -38,7 +38,7 @@ from infill_kernels import Unmasked, unmask
 
 from bench import engine
 from bench.plot import table
-from bench.random_models import DIFFUSION_GEMMA, DREAM, LLADA, OPEN_DCODER, Model, RandomCheckpoint, Step, tiny
+from bench.random_models import BYTES, DIFFUSION_GEMMA, DREAM, LLADA, OPEN_DCODER, Model, RandomCheckpoint, Step, tiny
 
 PREFIX, SUFFIX, CHUNK = 1024, 96, 64
 SLOTS, GEMMA_SLOTS = 16, 32
@@ -79,8 +79,6 @@ SMALL: tuple[tuple[Model, str], ...] = (
     (_small_gemma, "bf16"),
 )
 TINY = tuple((tiny(model), "fp32") for model in (_open_dcoder, _llada, _gemma))
-#: Bytes of a number of matrices, of the head, and of keys and values.
-BYTES = {"int8": (1, 1, 2), "bf16": (2, 2, 2), "fp32": (4, 4, 4), "fp8": (1, 2, 2), "int4": (0.75, 2, 2)}
 
 
 HEADER = (

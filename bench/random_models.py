@@ -35,6 +35,9 @@ BLOCK = 4_194_301
 _QWEN2 = {"rope_theta": 1e6, "rms_norm_eps": 1e-6, "max_position_embeddings": 32768}
 _IDS = {"mask_token_id": 5, "eos_token_id": 6, "pad_token_id": 6}
 
+#: Bytes of a number of matrices, of the head, and of keys and values, in each type that is served.
+BYTES = {"int8": (1, 1, 2), "bf16": (2, 2, 2), "fp32": (4, 4, 4), "fp8": (1, 2, 2)}
+
 #: As published (Open-dCoder's config.json is Qwen2.5-Coder-0.5B's, Dream's Qwen2.5-7B's).
 OPEN_DCODER = _QWEN2 | _IDS | {
     "architectures": ["Qwen2ForCausalLM"], "hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14,
@@ -100,6 +103,18 @@ class Model:
     def vocab(self) -> int:
         """Ids."""
         return int(self.config.get("text_config", self.config)["vocab_size"])
+
+    @property
+    def kept(self) -> int:
+        """Numbers of keys and values a token."""
+        sizes = [shape[0] for name, shape in self.tensors.items() if name.endswith(("k_proj.weight", "v_proj.weight"))]
+        if self.kind == "gemma":  # full layers make values of the keys' product
+            full = [
+                own["num_key_value_heads"] * own["head_dim"]
+                for own in self.config["text_config"]["per_layer_config"].values()
+            ]
+            sizes += full
+        return sum(sizes)
 
     def build(
         self,
@@ -223,7 +238,7 @@ def _step(model: Model, rows: int, said: int, keys: int, canvases: int) -> Step:
     sizes = llada.shape(model.config) if model.kind == "llada" else qwen2.shape(model.config)
     head = model.vocab * sizes.width
     layers = sum(math.prod(shape) for shape in model.tensors.values() if len(shape) == 2 and shape[0] != model.vocab)
-    kept = canvases * keys * sizes.layers * 2 * sizes.kv_heads * sizes.head_size
+    kept = canvases * keys * model.kept
     attended = rows * (keys + rows / canvases) * sizes.layers * 2 * sizes.heads * sizes.head_size
     return Step(layers, head, kept, rows * layers + said * head + attended)
 
@@ -302,6 +317,10 @@ class RandomCheckpoint:
         if self.keep:
             self._kept[name] = dense
         return dense
+
+    def rounding(self, name: str) -> tuple[str, float]:
+        """They are what they are."""
+        return str(self.dtype).removeprefix("torch."), 0.0
 
     def release(self, name: str) -> None:
         """There is no file."""
