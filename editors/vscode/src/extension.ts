@@ -137,7 +137,7 @@ class Infill implements vscode.Disposable {
   }
 
   /** The engine's environment takes a person's word, and minutes: the server is there meanwhile. */
-  private async engine(): Promise<void> {
+  async engine(): Promise<void> {
     if (await this.setup.engine()) {
       await this.server.settingsChanged();
       await this.look();
@@ -220,6 +220,8 @@ export function activate(context: vscode.ExtensionContext): void {
     vscode.workspace.onDidChangeConfiguration((event) => {
       if (event.affectsConfiguration('infill.server')) {
         void infill.restart();
+      } else if (event.affectsConfiguration('infill.engine')) {
+        void infill.engine(); // There may be none to install any more, or one now.
       }
     }),
     vscode.workspace.onDidGrantWorkspaceTrust(() => infill.restart()),

@@ -98,14 +98,16 @@ export class Setup implements vscode.Disposable {
   async engine(): Promise<boolean> {
     try {
       const step = await this.next();
-      if (step === 'ask' || step === 'wait') {
+      if (step === 'done') {
+        await this.tidy('engine');
+        this.say(undefined);
+      } else if (step === 'ask' || step === 'wait') {
         this.say({ state: 'off', message: 'the engine is not installed' });
       }
       if (step === 'ask') {
         this.agreed = await this.ask();
       }
-      if (step === 'done' || (await this.next()) !== 'engine') {
-        await this.tidy('engine');
+      if ((await this.next()) !== 'engine') {
         return false;
       }
       const all = await this.open();
@@ -125,6 +127,10 @@ export class Setup implements vscode.Disposable {
    *
    * stop: ends the server. */
   async removeData(stop: () => Promise<void>): Promise<void> {
+    if (this.status?.state === 'fetching') {
+      void vscode.window.showWarningMessage('Infill: a set-up is under way. Cancel it, or wait for its end, and try again.');
+      return;
+    }
     const environments = this.context.globalStorageUri.fsPath;
     const data = await allData(environments);
     const sized = await Promise.all(
@@ -364,7 +370,8 @@ export class Setup implements vscode.Disposable {
     if (this.going.signal.aborted) {
       return;
     }
-    const reason = error instanceof Error ? error.message : String(error);
+    const { name, message } = error instanceof Error ? error : new Error(String(error));
+    const reason = name === 'AbortError' ? 'it was stopped' : message;
     this.log.error(`${what}: ${reason}`);
     this.say({ state: 'error', message: reason });
     const [again, log] = ['Retry', 'Show log'];
