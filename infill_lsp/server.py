@@ -18,7 +18,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -55,6 +55,8 @@ log = logging.getLogger(__name__)
 EDITOR_POLL_S = 2.0
 #: Seconds between two looks at how far an index is.
 INDEX_POLL_S = 0.25
+#: Seconds between two looks at which model answers, for a person may choose another; and while one is being loaded.
+MODEL_POLL_S, LOADING_POLL_S = 5.0, 0.5
 #: Editors that put an item into their buffers as it is, which hold LF in a CRLF file, too: Neovim 0.12 would show and
 #: keep each CR as a character.
 LF_EDITORS = frozenset({"Neovim"})
@@ -267,6 +269,7 @@ class InfillServer(LanguageServer):
         self._notebooks: Notebooks | None = None
         self._shown: set[str] = set()
         self._following: asyncio.Task[None] | None = None
+        self._model_watch: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._folders: Folders | None = None
         self._asked = False
@@ -687,10 +690,11 @@ class InfillServer(LanguageServer):
 
     async def leave_engine(self) -> None:
         """Closes the way to the engine, which itself stays for other editors."""
-        engine, following = self._engine, self._following
-        self._engine = self._following = None
-        if following is not None:
-            following.cancel()
+        engine, tasks = self._engine, (self._following, self._model_watch)
+        self._engine = self._following = self._model_watch = None
+        for task in tasks:
+            if task is not None:
+                task.cancel()
         if engine is not None:
             await engine.aclose()
 
@@ -727,7 +731,8 @@ class InfillServer(LanguageServer):
 
     def _note(self, status: EngineStatus | None) -> None:
         if status is None:
-            self.board.engine("stopped", self.settings.model)
+            if self.board.status["state"] != "error":  # Why it could not be started is told until it is tried again.
+                self.board.engine("stopped", self.settings.model)
         else:
             self.board.engine(status.state, status.model, status.message, status.progress, status.device)
 
@@ -744,6 +749,8 @@ class InfillServer(LanguageServer):
                     await progress.report(status.message, status.progress)
                 else:
                     self.suggestions.ready()
+                    if self._model_watch is None or self._model_watch.done():
+                        self._model_watch = asyncio.create_task(self._watch_model(engine, status.model))
                     if status.pid != self._engine_pid:
                         self._engine_pid = status.pid
                         self.warmer.ready()
@@ -754,6 +761,27 @@ class InfillServer(LanguageServer):
             self.show(str(error), types.MessageType.Error)
         finally:
             progress.end()
+
+    async def _watch_model(self, engine: EngineClient, model: str) -> None:
+        """Tells which model answers, and how far another one is that takes its place, for as long as the engine runs."""
+        from infill_lsp.client import EngineError
+
+        loading = False
+        with suppress(EngineError):  # Whoever asks it next will hear.
+            while True:
+                await asyncio.sleep(LOADING_POLL_S if loading else MODEL_POLL_S)
+                status = await engine.status()
+                if status is None:
+                    return
+                if status.next or loading or status.model != model:
+                    self._note(status)
+                loading = bool(status.next)
+                if status.model != model:
+                    model = status.model
+                    self.suggestions.forget()
+                    self.warmer.ready()
+                    if self._folders is not None:
+                        await self._folders.tell_again()
 
     def _tell_status(self, status: dict[str, Any]) -> None:
         if self.wants_status:
