@@ -763,7 +763,7 @@ class InfillServer(LanguageServer):
             progress.end()
 
     async def _watch_model(self, engine: EngineClient, model: str) -> None:
-        """Tells which model answers, and how far another one is that takes its place, for as long as the engine runs."""
+        """Tells which model answers, and how far another is that takes its place, for as long as the engine runs."""
         from infill_lsp.client import EngineError
 
         loading = False

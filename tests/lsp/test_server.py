@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from editor import Editor, engine_status, fake_model, ready, until
-from infill_engine import protocol
+from infill_engine import catalogue, process, protocol
 from infill_engine.protocol import Documents, Event, Final, InfillRequest, Manifest, Paths, Status
 from lsprotocol import types
 from peer import listening, plain
@@ -599,6 +599,26 @@ async def test_the_status_of_the_engine_can_be_asked_for(editor: Editor, home: P
             await asyncio.sleep(0.05)
             status = await editor.client.protocol.send_request_async("infill/status", {})
     assert (status.model, status.progress, status.folders) == (model, None, [])
+
+
+async def test_another_model_is_told_of_and_answers(editor: Editor, home: Path) -> None:
+    catalogue.choose(fake_model(home, "former", TABLE))
+    other = fake_model(home, "other", {"return ": "c - d"})
+    await ready("auto")
+    await editor.client.start_io(sys.executable, "-m", "infill_lsp")
+    await editor.initialize(declares={"infill": {"status": True}})
+    editor.open("return ")
+    assert (await editor.item(0, 7)).insert_text == "a + b"
+    await asyncio.to_thread(process.change, other, lambda message, progress: None)
+    await until(lambda: editor.statuses[-1].model == other)
+    assert editor.statuses[-1].state == "ready"
+    assert (await editor.item(0, 7)).insert_text == "c - d"
+    with pytest.raises(process.EngineError, match="goes on"):
+        await asyncio.to_thread(process.change, "/nowhere", lambda message, progress: None)
+    status = await editor.ask("infill/status", None)
+    assert (status.state, status.model) == ("ready", other)
+    assert status.message.startswith("/nowhere is not used: there is no model")
+    process.stop("auto")
 
 
 async def test_switched_off_the_model_is_given_back(editor: Editor, home: Path) -> None:
