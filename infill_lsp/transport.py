@@ -13,7 +13,8 @@ import stat
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from pygls.io_ import StdoutWriter, run_async
 
@@ -70,12 +71,21 @@ async def serve_tcp(server: InfillServer, port: int, listening: Callable[[int], 
 
 async def _serve(server: InfillServer, reader: asyncio.StreamReader, writer: AsyncWriter | Writer) -> None:
     server.protocol.set_writer(writer)
+    asyncio.get_running_loop().set_exception_handler(partial(_note, server))
     try:
         await run_async(threading.Event(), reader, server.protocol, log, server.report_server_error)
     except (asyncio.IncompleteReadError, ConnectionError):
         log.warning("the editor went away in the middle of a message")
     finally:
         await server.leave()
+
+
+def _note(server: InfillServer, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """A fault that nobody waits for goes to the log as ours do: asyncio would write what it was called with."""
+    error = context.get("exception")
+    # anyio's, wherever a question is taken back in the moment in which its answer comes.
+    if isinstance(error, Exception) and not isinstance(error, asyncio.InvalidStateError):
+        server.report_fault(error)
 
 
 class _MessageReader(asyncio.StreamReader):

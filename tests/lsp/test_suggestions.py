@@ -452,3 +452,18 @@ async def test_asking_why_disturbs_nobody(typing: Editor, engine: Scripted) -> N
 async def test_the_engine_is_restarted_by_command(typing: Editor, engine: Scripted) -> None:
     assert await typing.ask(types.WORKSPACE_EXECUTE_COMMAND, {"command": "infill.server.restartEngine"}) is None
     assert engine.stopped == 1
+
+
+async def test_a_fault_that_nobody_waits_for_is_logged_without_its_text(
+    home: Path, engine: Scripted, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(text: str) -> None:
+        raise ValueError(text)
+
+    async with served(engine) as (editor, _):
+        await editor.initialize(options={"model": "m"})
+        asyncio.get_running_loop().call_soon(fail, "a person's text")
+        editor.open("return \n")
+        assert await offered(editor, 0, 7) == ["first + second"]
+    assert "a fault in infill-lsp: ValueError" in caplog.text
+    assert "a person's text" not in caplog.text
