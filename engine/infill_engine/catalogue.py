@@ -32,6 +32,9 @@ INT8_BYTES = 1.07
 #: The model that is installed with the engine, and the name that stands for whichever was chosen.
 EMBEDDED, AUTO = "embedded", "auto"
 
+#: Forms into which floating weights may be rounded as they are loaded, asked for behind a name, as in `llada:int4`.
+ROUNDED = ("fp8", "int8", "int4")
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -259,6 +262,12 @@ def reference(name: str) -> Reference | None:
         file = model.file(form) if form else None
         return Reference((file or model.files[0]).hub, form, model)
     return Reference(whole, form, model) if _HUB_ID.fullmatch(whole) else None
+
+
+def rounding(name: str) -> tuple[str, str]:
+    """A name without the form of `ROUNDED` behind it, and that form; "" where it asks for none."""
+    whole, _, form = name.rpartition(":")
+    return (whole, form) if whole and form in ROUNDED and not Path(name).exists() else (name, "")
 
 
 # What was chosen.

@@ -123,7 +123,9 @@ def _parser() -> argparse.ArgumentParser:
     use = commands.add_parser("use", help="choose the model; an engine that runs goes over to it once it is loaded")
     use.add_argument("name", help="as `models` lists it, a folder, a .gguf file, or a hub id such as who/what[:Q8_0]")
     use.set_defaults(run=_use)
-    commands.add_parser("fetch", help="download the embedded model's base weights").set_defaults(run=_fetch)
+    fetch = commands.add_parser("fetch", help="download a model, which needs no network then")
+    fetch.add_argument("name", nargs="?", default=catalogue.EMBEDDED, help="as for `use` (default: %(default)s)")
+    fetch.set_defaults(run=_fetch)
     corpus = commands.add_parser("corpus", help="build the text that the embedded model is trained on")
     corpus.add_argument("--manifest", type=Path, metavar="FILE", help="the packages (default: the project's own)")
     corpus.add_argument("--out", type=Path, metavar="DIR", help=f"where to build (default: {cache_dir() / 'corpus'})")
@@ -296,8 +298,11 @@ def _use(options: argparse.Namespace) -> int:
 
 def _full(name: str) -> str:
     """A path in full, since the engine does not run where this command does."""
-    path = Path(name).expanduser()
-    return str(path.resolve()) if path.exists() and (path.is_dir() or path.suffix == ".gguf") else name
+    whole, form = catalogue.rounding(name)
+    path = Path(whole).expanduser()
+    if path.is_dir() or (path.suffix == ".gguf" and path.exists()):
+        return f"{path.resolve()}:{form}" if form else str(path.resolve())
+    return name
 
 
 def _short(parameters: int) -> str:
@@ -308,10 +313,15 @@ def _gigabytes(size: int) -> str:
     return f"{size / catalogue.GB:.1f} GB"
 
 
-def _fetch(_: argparse.Namespace) -> int:
+def _fetch(options: argparse.Namespace) -> int:
     with _reporting() as report:
-        path = ensure_weights(report)
-    print(path)
+        if options.name == catalogue.EMBEDDED:
+            path: Path | None = ensure_weights(report)
+        else:
+            from infill_engine import models
+
+            path = models.located(_full(options.name), report)
+    print(path or f"infill-engine: {options.name} needs no weights")
     return 0
 
 

@@ -13,7 +13,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from infill_engine import adapter, hub
-from infill_engine.catalogue import EMBEDDED, GB, MODELS, File, Machine, Model, alike, meant, nearest, reference
+from infill_engine.catalogue import (
+    EMBEDDED,
+    GB,
+    MODELS,
+    File,
+    Machine,
+    Model,
+    alike,
+    meant,
+    nearest,
+    reference,
+    rounding,
+)
 from infill_engine.config import EngineConfig
 from infill_engine.core import ModelError
 from infill_engine.engine import Engine
@@ -39,6 +51,7 @@ def load(config: EngineConfig, report: Report) -> Engine:
     Raises `ModelError` with one line that says what to do.
     """
     config = replace(config, model=meant(config.model))
+    config = replace(config, dtype=rounding(config.model)[1] or config.dtype)
     path = located(config.model, report, config.device)
     name, _, argument = config.model.partition(":")
     if path is not None:
@@ -53,6 +66,7 @@ def located(name: str, report: Report, wanted: str = "auto") -> Path | None:
     """
     if name.partition(":")[0] == EMBEDDED or name.startswith("fake:"):
         return None
+    name, rounded = rounding(name)
     if (path := Path(name).expanduser()).is_dir() or path.suffix == ".gguf":
         return path
     if (asked := reference(name)) is None:
@@ -60,7 +74,7 @@ def located(name: str, report: Report, wanted: str = "auto") -> Path | None:
         raise ModelError(f"there is no model {name!r}: use one of {known}, a folder, a GGUF file, or a hub id")
     hub_id, form = asked.hub, asked.form
     if asked.model is not None and name.casefold() in (asked.model.name, f"{asked.model.name}:{form}".casefold()):
-        suiting = _suiting(asked.model, form, machine(wanted))
+        suiting = asked.model.files[0] if rounded else _suiting(asked.model, form, machine(wanted))
         hub_id, form = suiting.hub, suiting.form
     try:
         return hub.ensure(hub_id, report, "" if _is_whole(asked.model, form) else form)
@@ -213,7 +227,7 @@ def _checkpoint(config: EngineConfig, folder: Path, report: Report) -> Engine:
         raise ModelError(f"{folder} cannot be served in {served!r}: use one of {', '.join([*types, *FORMS[1:]])}")
     floating = torch.bfloat16 if served != "fp32" and (served == "bf16" or on != "cpu") else torch.float32
     form = served if served in FORMS else "stored"
-    _fits(checkpoint, form, floating, config.cache_mb << 20, machine(config.device))
+    _fits(rounding(config.model)[0], checkpoint, form, floating, config.cache_mb << 20, machine(config.device))
     report("reading the weights", None)
     team = None
     if compiled and served == "int8":  # the kernels round what the file has, and have threads of their own
@@ -267,9 +281,9 @@ def _codec(checkpoint: Checkpoint, home: Path, kind: str, report: Report) -> Jso
         raise ModelError(f"{error}; or put the tokenizer.json of {model.files[0].hub} beside {home}") from None
 
 
-def _fits(checkpoint: Checkpoint, form: Form, floating: torch.dtype, contexts: int, here: Machine) -> None:
-    """Raises `ModelError` with the numbers, and with the nearest choice that fits, where weights and contexts need more
-    bytes than are free."""
+def _fits(named: str, checkpoint: Checkpoint, form: Form, floating: torch.dtype, contexts: int, here: Machine) -> None:
+    """named: as a person did. Raises `ModelError` with the numbers, and with the nearest choice that fits, where its
+    weights and contexts need more bytes than are free."""
     from infill_engine.checkpoint import FORMS, needed_bytes, parameters
 
     need = needed_bytes(checkpoint, form, floating.itemsize) + contexts
@@ -277,16 +291,16 @@ def _fits(checkpoint: Checkpoint, form: Form, floating: torch.dtype, contexts: i
         return
     sizes = {other: needed_bytes(checkpoint, other, floating.itemsize) + contexts for other in FORMS[1:]}
     smaller = {other: size for other, size in sizes.items() if size <= here.free}
-    rounded = ""
+    cure = ""
     if smaller:
         best = max(smaller, key=lambda other: smaller[other])
-        rounded = f"serve it with --dtype {best}, about {smaller[best] / GB:.1f} GB"
+        cure = f"use `{named}:{best}`, which rounds it as it is loaded, about {smaller[best] / GB:.1f} GB"
     count = parameters(checkpoint)
     wide = need - contexts == count * floating.itemsize
     name = form if form != "stored" else {2: "bf16", 4: "fp32"}[floating.itemsize] if wide else "its own form"
     model = alike(next(iter(checkpoint.config.get("architectures") or ()), ""), count)
     what = f"{checkpoint.path.name}, {count / 1e9:.1f}B in {name},"
-    raise ModelError(_too_large(what, need, here, nearest(here, model, need, rounded)))
+    raise ModelError(_too_large(what, need, here, nearest(here, model, need, cure)))
 
 
 def _free_bytes(on: str) -> int:

@@ -137,3 +137,12 @@ def test_the_list_is_printed(
     assert "does not fit" not in rows["diffusion-gemma:Q4_K_M"]
     assert cli.main(["models", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["chosen"] == "llada"
+
+
+def test_what_the_documentation_lists_is_what_is_known() -> None:
+    lines = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
+    assert [row[0].strip("`") for row in rows] == [model.name for model in MODELS]
+    for row, model in zip(rows, MODELS, strict=True):
+        published = ", ".join(f"{file.form} {file.bytes / GB:.1f}" for file in model.files)
+        assert row[2:] == [f"{model.parameters / 1e9:.1f}B", model.licence, f"{model.context:,}", published]

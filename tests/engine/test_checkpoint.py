@@ -129,11 +129,11 @@ def test_what_does_not_fit_is_refused_with_the_numbers_and_what_would(tmp_path: 
     checkpoint = opened(folder(tmp_path, a__weight=torch.ones(1024, 1024)))
 
     def fits(free: int, card: bool = False) -> None:
-        models._fits(checkpoint, "stored", torch.float32, 0, Machine("a GPU" if card else "cpu", 24 * GB, free, 4))
+        models._fits(
+            "me", checkpoint, "stored", torch.float32, 0, Machine("a GPU" if card else "cpu", 24 * GB, free, 4)
+        )
 
-    with pytest.raises(
-        ModelError, match=r"0\.0B in fp32, needs 0\.0 GB, 0\.0 GB are free: serve it with --dtype int8, a"
-    ):
+    with pytest.raises(ModelError, match=r"0\.0B in fp32, needs 0\.0 GB, 0\.0 GB are free: use `me:int8`, which"):
         fits(1_200_000)
     with pytest.raises(ModelError, match="use a smaller model"):
         fits(1000)
@@ -169,11 +169,13 @@ def test_the_nearest_choice_is_named(total: float, free: float, kind: str, says:
     experts = Listed("DiffusionGemmaForBlockDiffusion", kind, a=(128, 14_000, 14_286))
     here = Machine("a GPU", int(total * GB), int(free * GB), 8)
     with pytest.raises(ModelError) as caught:
-        models._fits(experts, "stored", torch.bfloat16, 512 << 20, here)  # type: ignore[arg-type]
+        models._fits("it", experts, "stored", torch.bfloat16, 512 << 20, here)  # type: ignore[arg-type]
     assert says in str(caught.value)
 
 
 def test_where_no_other_form_is_published_rounding_is_named() -> None:
     llada, here = Listed("LLaDAModelLM", "bf16", a=(8016, 1000, 1024)), Machine("a GPU", 8 * GB, 7 * GB, 8)
-    with pytest.raises(ModelError, match=r"8\.2B in bf16, needs 17\.0 GB.*: serve it with --dtype int4, about 6\.7 GB"):
-        models._fits(llada, "stored", torch.bfloat16, 512 << 20, here)  # type: ignore[arg-type]
+    with pytest.raises(
+        ModelError, match=r"8\.2B in bf16, needs 17\.0 GB.*: use `llada:int4`, which rounds it .*, about 6\.7 GB"
+    ):
+        models._fits("llada", llada, "stored", torch.bfloat16, 512 << 20, here)  # type: ignore[arg-type]

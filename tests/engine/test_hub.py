@@ -280,6 +280,7 @@ def test_names_lead_to_what_fits_and_what_is_there(server: Hub, monkeypatch: pyt
     free = 1000
     with pytest.raises(ModelError, match=r"it in Q4_K_M needs 0\.0 GB, the card has 0 GB"):
         models.located("it", quiet)
+    assert models.located("it:int4", quiet) == hub.cached("who/model")
     with pytest.raises(ModelError, match="it has no form 'Q2': use one of bf16, Q4_K_M"):
         models.located("it:Q2", quiet)
     with pytest.raises(ModelError, match="there is no model 'nothing': use one of"):
@@ -290,5 +291,7 @@ def test_without_an_engine_what_is_chosen_is_fetched_at_once(server: Hub, capsys
     assert cli.main(["use", "who/small-GGUF:Q8_0"]) == 0
     assert "is chosen, and will be loaded with the next start" in capsys.readouterr().out
     assert catalogue.chosen() == "who/small-GGUF:Q8_0"
+    assert cli.main(["fetch", "who/small-GGUF:Q4_K_M"]) == 0
+    assert capsys.readouterr().out.endswith("/it-Q4_K_M.gguf\n")
     assert cli.main(["use", "who/small-GGUF:Q9"]) == 1
     assert catalogue.chosen() == "who/small-GGUF:Q8_0"

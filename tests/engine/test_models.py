@@ -47,6 +47,15 @@ def test_a_folder_is_a_model(tmp_path: Path, dtype: str) -> None:
     assert final.timing.steps > 0
 
 
+def test_a_form_behind_a_name_rounds_as_it_is_loaded(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", minversion="5.11", reason="transformers is not installed")
+    save(tmp_path)
+    engine = models.load(EngineConfig(model=f"{tmp_path}:int4"), quiet)
+    assert (engine.name, engine.dtype) == (f"{tmp_path}:int4", "int4")
+    (tmp_path / "it:int8").mkdir()
+    assert models.located(str(tmp_path / "it:int8"), quiet) == tmp_path / "it:int8"
+
+
 def test_what_is_wrong_with_a_folder_is_said_in_a_line(tmp_path: Path) -> None:
     pytest.importorskip("transformers", minversion="5.11", reason="transformers is not installed")
     config = EngineConfig(model=str(tmp_path))
