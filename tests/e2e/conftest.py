@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import tempfile
@@ -105,7 +104,5 @@ def open_window(
 
 @pytest.fixture(scope="session")
 def vsix(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The extension as a person gets it, packaged here, or the one that INFILL_E2E_VSIX names."""
-    if ready := os.environ.get("INFILL_E2E_VSIX"):
-        return Path(ready)
+    """The extension as a person gets it."""
     return package(tmp_path_factory.mktemp("vsix") / "infill.vsix")

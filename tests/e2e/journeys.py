@@ -32,7 +32,8 @@ def wait_for(
     condition: Callable[[], T], what: str, seconds: float = 30.0, seen: Callable[[], object] | None = None
 ) -> T:
     """The first truthy value of `condition`; after `seconds` the test fails with what is `seen` instead."""
-    deadline = time.monotonic() + seconds * PATIENCE
+    seconds *= PATIENCE
+    deadline = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > deadline:
             pytest.fail(f"after {seconds:g} s still no {what}" + (f"; there is {seen()!r}" if seen else ""))
@@ -52,6 +53,13 @@ def installed(script: str) -> str:
     """The launcher that an install script provides; the script installs it first where it is missing."""
     result = subprocess.run([HERE / script, TOOLS], check=True, stdout=subprocess.PIPE, text=True)
     return result.stdout.splitlines()[-1]
+
+
+def program(path: Path, script: str) -> Path:
+    """A program that a shell runs."""
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
 
 
 class Engine:

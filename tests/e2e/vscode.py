@@ -149,7 +149,13 @@ class Profile:
     def settings(self, user: dict[str, Any], machine: dict[str, Any]) -> None:
         """Which program and which model runs is for the machine that runs it: user settings do not reach there."""
         # A browser's VS Code saves by itself, and a clean tab would not tell that the journey's save came through.
-        quiet = {"workbench.secondarySideBar.defaultVisibility": "hidden", "files.autoSave": "off"}
+        # What moves or talks by itself takes time from what is looked at.
+        quiet = {
+            "workbench.secondarySideBar.defaultVisibility": "hidden",
+            "workbench.reduceMotion": "on",
+            "chat.disableAIFeatures": True,
+            "files.autoSave": "off",
+        }
         write_settings(self.home / "User", quiet | user)
         write_settings(self.home / "Machine", machine)
 
@@ -206,7 +212,9 @@ def real_window(home: Path, name: str, content: str, model: str, settings: dict[
 
 
 def package(target: Path) -> Path:
-    """Makes the .vsix."""
+    """Makes the .vsix, and says where it is: at `target`, or where INFILL_E2E_VSIX says that it is ready."""
+    if ready := os.environ.get("INFILL_E2E_VSIX"):
+        return Path(ready)
     lock, installed_lock = EXTENSION / "package-lock.json", EXTENSION / "node_modules" / ".package-lock.json"
     if not installed_lock.exists() or installed_lock.stat().st_mtime < lock.stat().st_mtime:
         subprocess.run(["npm", "ci", "--no-fund", "--no-audit", "--loglevel=error"], cwd=EXTENSION, check=True)

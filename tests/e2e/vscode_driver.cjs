@@ -66,6 +66,7 @@ const steps = {
   async click(page, { selector, label }) {
     const found = label == null ? page.locator(selector) : page.locator(selector).filter({ hasText: label });
     await found.first().click({ timeout: STEP_MS });
+    await page.mouse.move(0, 0); // What pops up under a resting mouse would lie over the next thing to click.
   },
   /** A command of the palette, by its title. */
   async command(page, { title }) {
@@ -98,7 +99,7 @@ const steps = {
   },
   async saved(page) {
     await page.keyboard.press('Control+s');
-    await page.locator('.tab.active:not(.dirty)').waitFor({ timeout: STEP_MS });
+    await page.waitForFunction(() => document.querySelector('.tab.active.dirty') === null, undefined, { timeout: STEP_MS });
   },
   async shoot(page, { name }) {
     await page.screenshot({ path: join(process.argv[2], name) });
@@ -178,9 +179,10 @@ const steps = {
     const began = performance.now();
     recording = { on: true, shots: [] };
     recording.done = (async () => {
-      while (recording.on) {
+      while (recording.on && !page.isClosed()) {
         const ms = performance.now() - began;
-        const png = await page.screenshot({ clip, caret: 'initial' });
+        const png = await page.screenshot({ clip, caret: 'initial' }).catch(() => undefined);
+        if (png === undefined) break; // The window was closed meanwhile.
         if (!recording.shots.at(-1)?.png.equals(png)) recording.shots.push({ ms, png });
       }
       recording.shots.push({ ms: performance.now() - began });
@@ -194,9 +196,10 @@ const steps = {
     shots.slice(0, -1).forEach(({ png }, index) => writeFileSync(join(folder, `${index}.png`), png));
     return shots.slice(1).map(({ ms }, index) => ms - shots[index].ms);
   },
-  /** Leaves out one of the edits that are to be confirmed, by its row from 0. */
-  async untick(page, { row }) {
-    await page.locator('.refactor-preview .monaco-list-row').nth(row).locator('input[type=checkbox]').click({ timeout: STEP_MS });
+  /** Confirms one of the edits that are to be, by what stands in its row, or all of a file by its name. */
+  async confirm(page, { label }) {
+    const boxes = page.locator('.monaco-list-row').filter({ hasText: label }).getByRole('checkbox');
+    await boxes.first().click({ timeout: STEP_MS });
   },
   /** The text of a webview's frame. */
   async webview(page, { selector }) {
