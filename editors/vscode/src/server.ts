@@ -6,9 +6,12 @@ import {
   CloseAction,
   ErrorAction,
   LanguageClient,
+  MessageType,
+  ShowMessageNotification,
   State,
   type ClientCapabilities,
   type Middleware,
+  type ShowMessageParams,
   type StaticFeature,
 } from 'vscode-languageclient/node';
 
@@ -68,6 +71,7 @@ export class Server {
     this.restarts.forget();
     const client = this.make(program);
     this.current = client;
+    client.onNotification(ShowMessageNotification.type, (message) => this.say(message));
     client.onNotification('infill/status', (status: ServerStatus) => this.listener.status(status));
     client.onNotification('infill/canvas', (frame: Frame) => this.listener.canvas(frame));
     client.onNotification('infill/refresh', (refresh: Refresh) => this.listener.refresh(refresh));
@@ -176,11 +180,25 @@ export class Server {
   private failed(problem: string): void {
     this.log.error(problem);
     this.listener.status({ state: 'error', message: problem });
-    const [again, log] = ['Start again', 'Show log'];
-    void vscode.window.showErrorMessage(`Infill: ${problem}`, again, log).then((chosen) => {
-      if (chosen !== undefined) {
-        void vscode.commands.executeCommand(chosen === again ? 'infill.restart' : 'infill.showLog');
-      }
-    });
+    void offer(`Infill: ${problem}`, 'Start again', 'infill.restart');
+  }
+
+  /** What the server says to people; where something does not work, with what can be done. */
+  private say({ type, message }: ShowMessageParams): void {
+    if (type === MessageType.Error) {
+      void offer(message, 'Restart engine', 'infill.restartEngine');
+    } else if (type === MessageType.Warning) {
+      void vscode.window.showWarningMessage(message);
+    } else {
+      void vscode.window.showInformationMessage(message);
+    }
+  }
+}
+
+async function offer(problem: string, cure: string, command: string): Promise<void> {
+  const log = 'Show log';
+  const chosen = await vscode.window.showErrorMessage(problem, cure, log);
+  if (chosen !== undefined) {
+    await vscode.commands.executeCommand(chosen === cure ? command : 'infill.showLog');
   }
 }
