@@ -11,7 +11,7 @@ WHEELS := anyio attrs cattrs click gguf h11 httpcore idna lsprotocol markdown-it
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test check format settings e2e neovim-branch bench wheels weights clean
+.PHONY: help demo test check format settings e2e picture neovim-branch bench wheels weights clean
 .DEFAULT_GOAL := help
 
 help:  ## lists the commands
@@ -27,6 +27,10 @@ check: $(READY)  ## formatting, lint and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@if command -v stylua >/dev/null; then stylua --check editors/neovim; \
+	else echo "no stylua (npm: @johnnymorganz/stylua-bin): the format of editors/neovim was not checked"; fi
+	@if command -v luacheck >/dev/null; then luacheck -q --config editors/neovim/.luacheckrc editors/neovim; \
+	else echo "no luacheck (Debian: lua-check): editors/neovim was not linted"; fi
 	@if command -v npm >/dev/null; then cd editors/vscode && npm ci --silent && npm run --silent check; \
 	else echo "no npm: editors/vscode was not checked"; fi
 
@@ -39,6 +43,9 @@ settings: $(READY)  ## writes the settings' schemas, tables and manifest anew, f
 
 e2e: weights  ## drives a real Neovim and a real VS Code (installs both under tests/e2e/.tools)
 	@bash tests/e2e/run.sh
+
+picture: weights  ## records the picture of the VS Code extension's README in a real VS Code
+	@$(BIN)/python tests/e2e/record.py
 
 neovim-branch:  ## makes the branch `neovim` of editors/neovim alone, as plugin managers want it
 	@git subtree split -q --prefix=editors/neovim -b neovim
