@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pynvim
-from journeys import REPOSITORY, installed, is_running, wait_for
+from journeys import REPOSITORY, Engine, installed, is_running, wait_for
 
 PLUGIN = REPOSITORY / "editors" / "neovim"
 
 COLUMNS, ROWS = 80, 16
 
+#: The text that stands as ghost text in the buffer; `first` and `lines` of it.
 GHOST = """
 local joined = function(line)
   return vim.iter(line or {}):map(function(chunk) return chunk[1] end):join("")
@@ -43,14 +48,35 @@ return rows
 """
 
 
+#: Takes the time from the last of the keys to the end of the first redraw in which ghost text stands.
+PAINT = (
+    f"local ghost = function() {GHOST} end"
+    + """
+local namespace = vim.api.nvim_create_namespace("paint")
+local key, began = ..., nil
+took = nil
+vim.on_key(function(typed)
+  if typed == key then
+    began = vim.uv.hrtime()
+  end
+end, namespace)
+vim.api.nvim_set_decoration_provider(namespace, {
+  on_end = function()
+    if began and not took and ghost() ~= "" then
+      took = (vim.uv.hrtime() - began) / 1e6
+    end
+  end,
+})
+"""
+)
+
+
 class Neovim:
     """One running editor with one file open."""
 
     def __init__(self, executable: str, init: Path, file: Path) -> None:
         self.file = file
-        self.nvim = pynvim.attach(
-            "child", argv=[executable, "--embed", "--headless", "--clean", "-u", str(init), str(file)]
-        )
+        self.nvim = pynvim.attach("child", argv=[executable, "--embed", "--headless", "-u", str(init), str(file)])
         self.nvim.command(f"set columns={COLUMNS} lines={ROWS}")
         wait_for(lambda: self.lua("return #vim.lsp.get_clients({ name = 'infill_lsp' })"), "attached server")
 
@@ -93,6 +119,17 @@ class Neovim:
 
     def wait_for_ghost(self, text: str) -> None:
         wait_for(lambda: self.ghost == text, f"ghost text {text!r}", seen=lambda: self.ghost)
+
+    def paint(self, keys: str, seconds: float = 5.0) -> float | None:
+        """Types, and tells the ms from the last key to the end of the first redraw with ghost text; None without one.
+
+        A user interface has to be there: without one nothing is drawn."""
+        self.lua(PAINT, keys[-1])
+        self.keys(keys)
+        deadline = time.monotonic() + seconds
+        while (took := self.lua("return took")) is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return None if took is None else float(took)
 
     def save(self) -> bytes:
         """Leaves insert mode and writes; the bytes on disk."""
@@ -140,6 +177,49 @@ class Frames:
             repeated = rest[1] if len(rest) > 1 else 1
             self._cells[column : column + repeated] = [text] * repeated
             column += repeated
+
+
+def on_the_runtimepath(options: str, plugin: Path = PLUGIN) -> str:
+    """The least that a person writes: where the plugin is, and its options, here as JSON."""
+    return f"vim.opt.runtimepath:prepend([[{plugin}]])\nrequire('infill').setup(vim.json.decode([[{options}]]))\n"
+
+
+def drawn_by_core(options: str) -> str:
+    """Core's own inline completion, without `setup`; the options as there."""
+    return f"""
+vim.opt.runtimepath:prepend([[{PLUGIN}]])
+vim.lsp.config("infill_lsp", vim.json.decode([[{options}]]))
+vim.lsp.enable("infill_lsp")
+vim.lsp.inline_completion.enable()
+vim.keymap.set("i", "<Tab>", function() return require("infill").accept() and "" or "<Tab>" end, {{ expr = true }})
+"""
+
+
+@contextlib.contextmanager
+def real_neovim(
+    home: Path, name: str, content: str, settings: dict[str, Any], configuration: Callable[[str], str]
+) -> Iterator[Neovim]:
+    """Neovim 0.12 on one file with nothing of the person's, the installed server, and a real engine of its own.
+
+    home: an empty folder with a short path, since the engine's socket lies in it; settings: the server's."""
+    os.environ["INFILL_RUNTIME_DIR"] = str(home)
+    for kind in ("CONFIG", "DATA", "STATE"):
+        os.environ[f"XDG_{kind}_HOME"] = str(home / kind.lower())
+    engine = Engine(home / "no table")
+    engine.model = str(settings["model"])
+    server = Path(sys.executable).parent / "infill-lsp"
+    init, file = home / "init.lua", home / "project" / name
+    init.write_text(configuration(json.dumps({"cmd": [str(server)], "init_options": settings})))
+    file.parent.mkdir()
+    file.write_text(content)
+    neovim = Neovim(launcher("0.12"), init, file)
+    try:
+        engine.wait_until_ready()
+        neovim.nvim.ui_attach(COLUMNS, ROWS, rgb=True, ext_linegrid=True)
+        yield neovim
+    finally:
+        neovim.close()
+        engine.stop()
 
 
 def launcher(version: str) -> str:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pynvim
 import pytest
-from journeys import Engine, wait_for
-from nvim import PLUGIN, Frames, Neovim, launcher
+from journeys import REPOSITORY, Engine, wait_for
+from nvim import PLUGIN, Frames, Neovim, drawn_by_core, launcher, on_the_runtimepath
 
 pytestmark = pytest.mark.e2e
 
@@ -39,14 +43,16 @@ def open_file(
     settings = {"model": engine.model, "deadline": {"automatic": 10_000}}
     opened: list[Neovim] = []
 
-    def open_file(content: bytes, answers: dict[str, str], name: str = "shapes.py", **more: object) -> Neovim:
+    def open_file(
+        content: bytes,
+        answers: dict[str, str],
+        name: str = "shapes.py",
+        configuration: Callable[[str], str] = on_the_runtimepath,
+        **more: object,
+    ) -> Neovim:
         engine.answers(answers)
-        options = {"cmd": [server_command], "init_options": settings, **more}
         init = tmp_path / "init.lua"
-        init.write_text(
-            f"vim.opt.runtimepath:prepend([[{PLUGIN}]])\n"
-            f"require('infill').setup(vim.json.decode([[{json.dumps(options)}]]))\n"
-        )
+        init.write_text(configuration(json.dumps({"cmd": [server_command], "init_options": settings, **more})))
         file = tmp_path / "project" / name
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(content)
@@ -229,12 +235,74 @@ def test_sourcing_the_plugin_starts_nothing_and_takes_no_key(bare: pynvim.Nvim) 
     assert bare.funcs.hasmapto("<Plug>(infill-accept)", "i") == 0
 
 
+def report(nvim: pynvim.Nvim) -> str:
+    """What `:checkhealth infill` says."""
+    nvim.command("silent! checkhealth infill")  # What a server says meanwhile would be the command's error.
+    text = "\n".join(nvim.current.buffer)
+    nvim.command("bwipe!")
+    return text
+
+
 def test_checkhealth_says_what_to_do_without_a_server(bare: pynvim.Nvim) -> None:
+    assert "The server is not enabled" in report(bare)
     bare.exec_lua("require('infill').setup()")
-    bare.command("checkhealth infill")
-    report = "\n".join(bare.current.buffer)
-    assert "`infill-lsp` is not on the PATH" in report
-    assert "see docs/editors.md" in report
+    found = report(bare)
+    assert "`infill-lsp` is not on the PATH" in found
+    assert "see docs/editors.md" in found
+    assert "No buffer is attached" in found
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("#!/no/such/python\n", "the Python that it was installed with is gone"),
+        ("#!/bin/sh\necho infill-lsp 0.0.9\n", "is infill-lsp 0.0.9; the plugin needs infill-lsp 0.1.0"),
+        ("#!/bin/sh\necho 'no module pygls' >&2; exit 1\n", "--version` fails: no module pygls"),
+    ],
+)
+def test_checkhealth_says_what_is_wrong_with_the_server(
+    bare: pynvim.Nvim, tmp_path: Path, script: str, said: str
+) -> None:
+    command = tmp_path / "infill-lsp"
+    command.write_text(script)
+    command.chmod(0o755)
+    bare.exec_lua("vim.notify = function() end")
+    bare.exec_lua("require('infill').setup({ cmd = { ... } })", str(command))
+    assert said in report(bare)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"engine": {"python": "PYTHON"}}, "torch"),
+        ({"model": "no/such/folder"}, "no/such/folder"),
+        ({"engine": {"address": "http://127.0.0.1:9"}}, "127.0.0.1:9"),
+    ],
+    ids=["no torch", "no model", "socket refused"],
+)
+def test_checkhealth_says_what_is_wrong_with_the_engine(
+    executable: str,
+    engine: Engine,
+    server_command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, object],
+    said: str,
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    python = tmp_path / "python-without-torch"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
+    options = json.dumps({"cmd": [server_command], "init_options": settings}).replace("PYTHON", str(python))
+    init = tmp_path / "init.lua"
+    init.write_text(on_the_runtimepath(options))
+    neovim = Neovim(executable, init, tmp_path / "shapes.py")
+    found = wait_for(lambda: "The engine does not work" in report(neovim.nvim) and report(neovim.nvim), "an error")
+    (line,) = (line for line in found.splitlines() if "The engine does not work" in line)
+    assert said in line
+    assert "doctor` says more" in found
+    neovim.close()
 
 
 @both_versions
@@ -369,21 +437,37 @@ def test_the_help_names_every_setting_with_its_default(bare: pynvim.Nvim) -> Non
     assert documented == bare.exec_lua("return require('infill.settings').defaults()")
 
 
+def test_the_help_names_every_command_function_and_mapping(bare: pynvim.Nvim, tmp_path: Path) -> None:
+    text = (PLUGIN / "doc" / "infill.txt").read_text()
+    for name in bare.exec_lua("return require('infill').complete('', 'Infill ')"):
+        assert re.search(rf"^:(\[range\])?Infill [^A-Z\n]*\b{name}\b", text, re.MULTILINE), name
+    inside = {"accept_by_key", "command", "complete", "setup"}
+    functions = bare.exec_lua(
+        "return vim.iter(require('infill')):filter(function(_, value) return type(value) == 'function' end)"
+        ":map(function(name) return name end):totable()"
+    )
+    for name in set(functions) - inside:
+        assert re.search(rf"^[^\n]*\b{name}\(", text, re.MULTILINE), name
+    bare.command("runtime plugin/infill.lua")
+    mappings = bare.exec_lua(
+        "return vim.iter({ 'i', 'n' }):map(vim.api.nvim_get_keymap):flatten()"
+        ":map(function(map) return map.lhs:match('^<Plug>%(infill(.*)%)$') end):totable()"
+    )
+    assert len(mappings) >= 8
+    for name in mappings:
+        assert f"`{name}`" in text or f"`<Plug>(infill{name})`" in text, name
+    shutil.copytree(PLUGIN / "doc", tmp_path / "doc")
+    bare.command(f"helptags {tmp_path / 'doc'}")  # Fails where a tag is there twice.
+    assert "infill.accept()" in (tmp_path / "doc" / "tags").read_text()
+
+
 def test_core_draws_where_the_server_is_enabled_without_setup(
     executable: str, engine: Engine, server_command: str, tmp_path: Path
 ) -> None:
     engine.answers({"total = ": "price * count"})
-    options = json.dumps({"model": engine.model, "deadline": {"automatic": 10_000}})
+    settings = {"model": engine.model, "deadline": {"automatic": 10_000}}
     init = tmp_path / "init.lua"
-    init.write_text(
-        f"vim.opt.runtimepath:prepend([[{PLUGIN}]])\n"
-        f"local settings = vim.json.decode([[{options}]])\n"
-        f"vim.lsp.config('infill_lsp', {{ cmd = {{ [[{server_command}]] }}, init_options = settings }})\n"
-        "vim.lsp.enable('infill_lsp')\n"
-        "vim.lsp.inline_completion.enable()\n"
-        "local accept = function() return require('infill').accept() and '' or '<Tab>' end\n"
-        "vim.keymap.set('i', '<Tab>', accept, { expr = true })\n"
-    )
+    init.write_text(drawn_by_core(json.dumps({"cmd": [server_command], "init_options": settings})))
     file = tmp_path / "shapes.py"
     file.touch()
     neovim = Neovim(executable, init, file)
@@ -406,25 +490,17 @@ def test_a_file_of_secrets_stays_silent(open_file: OpenFile) -> None:
     assert neovim.lines == ["total = "]
 
 
-def test_checkhealth_names_what_is_wrong(open_file: OpenFile) -> None:
+def test_checkhealth_names_what_is_switched_off_or_taken(open_file: OpenFile) -> None:
     neovim = open_file(b"", {})
-
-    def report() -> str:
-        neovim.nvim.command("checkhealth infill")
-        text = "\n".join(neovim.lines)
-        neovim.nvim.command("bwipe!")
-        return text
-
     neovim.nvim.command("Infill snooze")
-    assert "Nothing is shown: snoozed" in report()
+    assert "Nothing is shown in shapes.py: snoozed" in report(neovim.nvim)
+    neovim.nvim.command("Infill on | Infill off python")
+    assert "Nothing is shown in shapes.py: off for python" in report(neovim.nvim)
     neovim.nvim.command("Infill off")
-    wait_for(lambda: "The server offers nothing" in report(), "server that is off")
-    found = report()
-    assert "Nothing is shown: off" in found
+    wait_for(lambda: "The server offers nothing" in report(neovim.nvim), "server that is off")
+    assert "Nothing is shown in shapes.py: off\n" in report(neovim.nvim)
     neovim.nvim.command("inoremap <Tab> mine")
-    assert "<Tab> is mapped to something else" in report()
-    neovim.lua("vim.lsp.config('infill_lsp', { cmd = { 'false' } })")
-    assert "--version` fails" in report()
+    assert "<Tab> is mapped to something else" in report(neovim.nvim)
 
 
 @both_versions
@@ -566,3 +642,221 @@ def test_a_server_that_keeps_crashing_is_given_up_with_a_word(bare: pynvim.Nvim)
     assert "crashed 5 times" in bare.vars["said"]
     assert ":Infill log" in bare.vars["said"]
     assert bare.vars["starts"] == 4
+
+
+@pytest.fixture
+def branch(tmp_path: Path) -> str:
+    """The URL of a repository with the branch that plugin managers clone, made of the plugin as it is here."""
+    repository = tmp_path / "infill-lsp"
+    shutil.copytree(PLUGIN, repository / "editors" / "neovim")
+    for name in ("Makefile", "constraints.txt"):
+        shutil.copy(REPOSITORY / name, repository)
+    author = ("-c", "user.name=A", "-c", "user.email=a@example.org")
+    for command in (["init", "-q"], ["add", "."], [*author, "commit", "-q", "-m", "The plugin"]):
+        subprocess.run(["git", *command], cwd=repository, check=True)
+    if subprocess.run(["git", "subtree", "--help"], capture_output=True, check=False).returncode:
+        pytest.skip("this git has no `subtree`")
+    subprocess.run(["make", "-s", "neovim-branch"], cwd=repository, check=True)
+    return f"file://{repository}"
+
+
+def completes_from(neovim: Neovim, folder: Path) -> None:
+    """The plugin that is loaded is the one in `folder`, and it works: commands, help, ghost text, bytes."""
+    (loaded,) = neovim.lua("return vim.api.nvim_get_runtime_file('lua/infill/init.lua', true)")
+    assert Path(loaded).resolve().is_relative_to(folder.resolve())
+    assert neovim.nvim.funcs.exists(":Infill") == 2
+    neovim.keys("itotal = ")
+    neovim.wait_for_ghost("price * count")
+    neovim.keys("<Tab>")
+    wait_for(lambda: "count" in neovim.lines[0], "accepted text")
+    assert neovim.cursor == (0, len("total = price * count"))
+    assert neovim.save() == b"total = price * count\n"
+
+
+@both_versions
+def test_installed_by_a_clone_on_the_runtimepath(open_file: OpenFile, branch: str, tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "-q", "-b", "neovim", branch, clone], check=True)
+    assert {"doc", "lsp", "lua", "plugin"} <= {path.name for path in clone.iterdir()}
+    neovim = open_file(
+        b"", {"total = ": "price * count"}, configuration=lambda options: on_the_runtimepath(options, clone)
+    )
+    completes_from(neovim, clone)
+
+
+def test_installed_by_vim_pack(open_file: OpenFile, branch: str, tmp_path: Path) -> None:
+    def configuration(options: str) -> str:
+        spec = f"{{ src = [[{branch}]], name = 'infill', version = 'neovim' }}"
+        return (
+            f"vim.pack.add({{ {spec} }}, {{ confirm = false }})\n"
+            f"require('infill').setup(vim.json.decode([[{options}]]))\n"
+        )
+
+    neovim = open_file(b"", {"total = ": "price * count"}, configuration=configuration)
+    completes_from(neovim, tmp_path / "data" / "nvim" / "site" / "pack")
+
+
+@pytest.fixture(scope="session")
+def other_plugins() -> Path:
+    """Checkouts of others' plugins, each in a folder of its name."""
+    if not (folder := os.environ.get("INFILL_E2E_PLUGINS")):
+        pytest.skip("INFILL_E2E_PLUGINS names no folder with lazy.nvim, nvim-cmp and blink.cmp")
+    return Path(folder)
+
+
+def test_installed_by_lazy_nvim(open_file: OpenFile, branch: str, other_plugins: Path, tmp_path: Path) -> None:
+    def configuration(options: str) -> str:
+        spec = f"url = [[{branch}]], branch = 'neovim', name = 'infill', main = 'infill', event = 'VeryLazy'"
+        return (
+            f"vim.opt.runtimepath:prepend([[{other_plugins / 'lazy.nvim'}]])\n"
+            # Here is no user interface whose coming lazy.nvim could wait for.
+            "local come = function() vim.api.nvim_exec_autocmds('UIEnter', {}) end\n"
+            "vim.api.nvim_create_autocmd('VimEnter', { callback = vim.schedule_wrap(come) })\n"
+            f"require('lazy').setup({{ {{ {spec}, opts = vim.json.decode([[{options}]]) }} }})\n"
+        )
+
+    neovim = open_file(b"", {"total = ": "price * count"}, configuration=configuration)
+    completes_from(neovim, tmp_path / "data" / "nvim" / "lazy" / "infill")
+
+
+@both_versions
+def test_accepting_several_lines_is_one_change_that_dot_repeats(open_file: OpenFile) -> None:
+    body = "\n    if w < h:\n        w = h\n    return w"
+    neovim = open_file(b"def area(w, h)\n\n\ndef edge(w, h)\n", {"h):": body})
+    neovim.keys("A:")
+    neovim.wait_for_ghost(body)
+    neovim.keys("<Tab>")
+    wait_for(lambda: len(neovim.lines) == 7, "accepted text", seen=lambda: neovim.lines)
+    assert neovim.cursor == (3, len("    return w"))
+    neovim.keys("<Esc>G.")
+    wait_for(lambda: len(neovim.lines) == 10, "repeated text", seen=lambda: neovim.lines)
+    both = f"def area(w, h):{body}\n\n\ndef edge(w, h):{body}\n"
+    assert neovim.lines == both.splitlines()
+    neovim.keys("u")
+    wait_for(lambda: len(neovim.lines) == 7, "undone repetition")
+    neovim.keys("u")
+    wait_for(lambda: neovim.lines[:2] == ["def area(w, h):", ""], "undone acceptance", seen=lambda: neovim.lines)
+    neovim.keys("2<C-r>")
+    assert neovim.save().decode() == both
+
+
+@both_versions
+def test_a_fill_is_an_operator_that_dot_repeats(open_file: OpenFile) -> None:
+    before = b"total = nothing\nshare = nothing\n"
+    neovim = open_file(before, {"total = ": "price * count", "share = ": "total / n"})
+    neovim.nvim.command("nmap gs <Plug>(infill-fill)")
+    neovim.keys("wwgse")
+    wait_for(lambda: "total = price * count" in neovim.screen, "preview", seen=lambda: neovim.screen)
+    neovim.keys("a")
+    wait_for(lambda: neovim.lines[0] == "total = price * count", "filled motion", seen=lambda: neovim.lines)
+    neovim.keys("2G0ww.")
+    wait_for(lambda: "share = total / n" in neovim.screen, "preview", seen=lambda: neovim.screen)
+    neovim.keys("a")
+    wait_for(lambda: neovim.lines[1] == "share = total / n", "repeated fill", seen=lambda: neovim.lines)
+    assert neovim.cursor[0] == 1
+    assert neovim.save() == b"total = price * count\nshare = total / n\n"
+    neovim.keys("u")
+    wait_for(lambda: neovim.lines[1] == "share = nothing", "undone fill", seen=lambda: neovim.lines)
+
+
+def test_the_canvas_is_shown_while_it_is_denoised(open_file: OpenFile) -> None:
+    neovim = open_file(b"", {"total = ": "price * count"})
+    neovim.nvim.command("Infill canvas")
+    windows = neovim.nvim.current.tabpage.windows
+    (canvas,) = [window for window in windows if window.api.get_config()["relative"]]
+    neovim.keys("itotal = ")
+    neovim.wait_for_ghost("price * count")
+    wait_for(
+        lambda: "price * count" in "\n".join(canvas.buffer), "last step of the canvas", seen=lambda: canvas.buffer[:]
+    )
+    assert "step" in canvas.api.get_config()["title"][0][0]
+    assert neovim.nvim.current.window != canvas
+    assert neovim.cursor == (0, len("total = "))
+    neovim.nvim.command("Infill canvas")
+    assert len(neovim.nvim.current.tabpage.windows) == 1
+
+
+def test_a_menu_entry_that_ghost_text_begins_with_leaves_the_rest_of_it(open_file: OpenFile) -> None:
+    neovim = open_file(b"", {"total = ": "price * count"})
+    neovim.keys("itotal = ")
+    neovim.wait_for_ghost("price * count")
+    neovim.nvim.command("set completeopt=menuone,noselect")
+    neovim.lua("vim.fn.complete(9, { 'price', 'prod' })")
+    wait_for(lambda: neovim.nvim.funcs.pumvisible(), "menu")
+    neovim.keys("<C-n>")
+    neovim.wait_for_ghost(" * count")
+    neovim.keys("<C-n>")
+    wait_for(lambda: neovim.lines == ["total = prod"], "the other entry", seen=lambda: neovim.lines)
+    neovim.wait_for_ghost("")
+    neovim.keys("<C-p><C-y>")
+    wait_for(lambda: neovim.lines == ["total = price"] and not neovim.nvim.funcs.pumvisible(), "chosen entry")
+    neovim.wait_for_ghost(" * count")
+    neovim.keys("<Tab>")
+    wait_for(lambda: neovim.lines == ["total = price * count"], "accepted text", seen=lambda: neovim.lines)
+    assert neovim.save() == b"total = price * count\n"
+
+
+MENUS = {
+    "nvim-cmp": """
+local cmp = require("cmp")
+cmp.register_source("words", {
+  complete = function(_, _, callback) callback({ { label = "price_list" }, { label = "prod" } }) end,
+})
+cmp.setup({
+  sources = { { name = "words" } },
+  mapping = {
+    ["<Tab>"] = function(fallback)
+      if not require("infill").accept() then fallback() end
+    end,
+  },
+})
+visible = cmp.visible
+""",
+    "blink.cmp": """
+package.preload["words"] = function()
+  return {
+    new = function() return setmetatable({}, { __index = {
+      get_completions = function(_, _, callback)
+        callback({ items = { { label = "price_list" }, { label = "prod" } } })
+      end,
+    } }) end,
+  }
+end
+require("blink.cmp").setup({
+  fuzzy = { implementation = "lua" },
+  sources = { default = { "words" }, providers = { words = { name = "words", module = "words" } } },
+  keymap = {
+    preset = "default",
+    ["<Tab>"] = {
+      function()
+        if require("infill").text() ~= "" then
+          vim.schedule(require("infill").accept)
+          return true
+        end
+      end,
+      "fallback",
+    },
+  },
+})
+visible = require("blink.cmp").is_visible
+""",
+}
+
+
+@pytest.mark.parametrize("menu", MENUS)
+def test_ghost_text_beside_the_menu_of(menu: str, open_file: OpenFile, other_plugins: Path) -> None:
+    def configuration(options: str) -> str:
+        return f"vim.opt.runtimepath:prepend([[{other_plugins / menu}]])\n{MENUS[menu]}\n{on_the_runtimepath(options)}"
+
+    neovim = open_file(b"", {"total = ": "price * count"}, configuration=configuration)
+    neovim.keys("itotal = ")
+    neovim.wait_for_ghost("price * count")
+    neovim.keys("pri")
+    wait_for(lambda: neovim.lua("return visible()"), "menu", seen=lambda: neovim.messages)
+    neovim.wait_for_ghost("ce * count")
+    neovim.keys("<Tab>")
+    wait_for(lambda: neovim.lines == ["total = price * count"], "accepted text", seen=lambda: neovim.lines)
+    wait_for(lambda: not neovim.lua("return visible()"), "end of the menu")
+    assert neovim.cursor == (0, len("total = price * count"))
+    assert "Error" not in neovim.messages
+    assert neovim.save() == b"total = price * count\n"

@@ -28,12 +28,15 @@ for _, action in ipairs(actions) do
   )
 end
 
-vim.keymap.set("x", "<Plug>(infill-fill)", ":Infill fill<CR>", { silent = true, desc = "Fill the selection" })
+vim.keymap.set({ "n", "x" }, "<Plug>(infill-fill)", function()
+  return require("infill").fill_operator()
+end, { expr = true, desc = "Fill what a motion or the selection covers" })
 
 vim.api.nvim_create_user_command("Infill", function(command)
   require("infill").command(command)
 end, {
   nargs = "+",
+  bar = true,
   range = true,
   desc = "Code infilling: on, off, snooze, status, fill and more",
   complete = function(begun, line)

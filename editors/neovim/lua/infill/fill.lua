@@ -82,26 +82,38 @@ end
 
 -- Public functions ----------------------------------------------------------------------------------------------------
 
---- The whole lines of a range as a gap, or, where it is the last selection by characters, exactly that.
+--- A region as a gap: whole lines, or from one character to another, both included.
 ---@param buf integer
----@param first integer From 1.
----@param last integer
+---@param linewise boolean
+---@param from [integer, integer] Line and column in bytes, from 1.
+---@param to [integer, integer]
 ---@param encoding string
 ---@return lsp.Range[]
-function M.ranges(buf, first, last, encoding)
-  local from, to = vim.fn.getpos("'<"), vim.fn.getpos("'>")
-  local start, stop = { first - 1, 0 }, { last - 1, #vim.fn.getbufoneline(buf, last) }
-  if vim.fn.visualmode() == "v" and from[2] == first and to[2] == last then
-    local line = vim.fn.getbufoneline(buf, last)
-    local behind = math.min(to[3], #line)
-    start[2] = from[3] - 1
-    stop[2] = behind == 0 and 0 or behind - 1 + #vim.fn.strpart(line, behind - 1, 1, true)
+function M.region(buf, linewise, from, to, encoding)
+  local last = vim.fn.getbufoneline(buf, to[1])
+  local start, stop = { from[1] - 1, from[2] - 1 }, { to[1] - 1, #last }
+  if linewise then
+    start[2] = 0
+  elseif to[2] <= #last then
+    stop[2] = to[2] - 1 + #vim.fn.strpart(last, to[2] - 1, 1, true)
   end
   local function position(place)
     local line = vim.fn.getbufoneline(buf, place[1] + 1)
     return { line = place[1], character = vim.str_utfindex(line, encoding, math.min(place[2], #line)) }
   end
   return { { start = position(start), ["end"] = position(stop) } }
+end
+
+--- The lines of a range as a gap, or, where they are the last selection by characters, exactly that.
+---@param buf integer
+---@param first integer From 1.
+---@param last integer
+---@param encoding string
+---@return lsp.Range[]
+function M.lines(buf, first, last, encoding)
+  local from, to = vim.fn.getpos("'<"), vim.fn.getpos("'>")
+  local by_character = vim.fn.visualmode() == "v" and from[2] == first and to[2] == last
+  return M.region(buf, not by_character, { first, from[3] }, { last, to[3] }, encoding)
 end
 
 --- Asks for a fill and previews it.

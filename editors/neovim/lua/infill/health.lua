@@ -9,6 +9,8 @@ local M = {}
 
 -- Settings ------------------------------------------------------------------------------------------------------------
 
+--- The oldest server that speaks what the plugin speaks.
+local OLDEST_SERVER = "0.1.0"
 local VERSION_TIMEOUT_MS = 10000
 local STATUS_TIMEOUT_MS = 5000
 
@@ -37,13 +39,28 @@ local function check_server()
     })
     return
   end
-  local result = vim.system({ executable, "--version" }, { text = true, timeout = VERSION_TIMEOUT_MS }):wait()
-  if result.code == 0 then
+  -- A script whose Python is gone is there and executable, and yet cannot be started.
+  local started, process = pcall(vim.system, { executable, "--version" }, { text = true, timeout = VERSION_TIMEOUT_MS })
+  if not started then
+    vim.health.error(
+      ("`%s` cannot be started: the Python that it was installed with is gone"):format(executable),
+      "Install infill-lsp again, with a Python that is there: see docs/editors.md"
+    )
+    return
+  end
+  local result = process:wait()
+  local version = result.code == 0 and vim.version.parse(result.stdout, { strict = false })
+  if result.code ~= 0 then
+    local reason = vim.trim(result.stderr ~= "" and result.stderr or ("exit status " .. result.code))
+    vim.health.error(("`%s --version` fails: %s"):format(executable, reason), "Install infill-lsp again")
+  elseif not version or vim.version.lt(version, OLDEST_SERVER) then
+    vim.health.error(
+      ("`%s` is %s; the plugin needs infill-lsp %s"):format(executable, vim.trim(result.stdout), OLDEST_SERVER),
+      "Install plugin and server from the same version"
+    )
+  else
     vim.health.ok(("%s (%s)"):format(vim.trim(result.stdout), executable))
     vim.health.info(("`%s doctor` checks the engine and the model, with a real completion"):format(executable))
-  else
-    local reason = vim.trim(result.stderr ~= "" and result.stderr or ("exit status " .. result.code))
-    vim.health.error(("`%s --version` fails: %s"):format(executable, reason))
   end
 end
 
@@ -86,9 +103,21 @@ end
 
 --- What stands in the way in this editor, and what the server says of its engine.
 local function check_silence()
-  local reason = infill.silence(vim.api.nvim_get_current_buf())
-  if reason then
-    vim.health.warn("Nothing is shown: " .. reason, "`:Infill on` shows it again")
+  local silent = {} ---@type table<string, string[]> The names of buffers by the reason.
+  for _, client in ipairs(vim.lsp.get_clients({ name = infill.server })) do
+    for buf in pairs(client.attached_buffers) do
+      local reason = infill.silence(buf)
+      if reason then
+        silent[reason] = silent[reason] or {}
+        table.insert(silent[reason], vim.fn.fnamemodify(vim.api.nvim_buf_get_name(buf), ":t"))
+      end
+    end
+  end
+  for reason, names in pairs(silent) do
+    vim.health.warn(
+      ("Nothing is shown in %s: %s"):format(table.concat(names, ", "), reason),
+      "`:Infill on` shows it again; with `buffer` or a filetype behind it, what was switched off for that"
+    )
   end
   for _, client in ipairs(vim.lsp.get_clients({ name = infill.server })) do
     local answer = client:request_sync("infill/status", vim.empty_dict(), STATUS_TIMEOUT_MS)

@@ -1,9 +1,10 @@
 --- Code infilling as ghost text, by the language server infill-lsp.
 ---
 --- Knows how the server is started and what a person may ask for. The parts do the work: `presenter` asks and draws,
---- `fill` fills selections and holes, `status` says how things are, `crashes` starts a server again. None knows how a
---- completion is made: the server does.
+--- `fill` fills selections and holes, `canvas` shows the steps, `status` says how things are, `crashes` starts a server
+--- again. None knows how a completion is made: the server does.
 
+local canvas = require("infill.canvas")
 local crashes = require("infill.crashes")
 local fill = require("infill.fill")
 local presenter = require("infill.presenter")
@@ -178,12 +179,21 @@ local function here(client)
   return vim.lsp.util.make_position_params(0, client.offset_encoding)
 end
 
-local function ask_fill(mode, first, last)
+---@param mode "selection"|"holes"
+---@param region fun(buf: integer, encoding: string): lsp.Range[]
+local function ask_fill(mode, region)
   with_client(function(client)
     local buf = vim.api.nvim_get_current_buf()
-    local ranges = first and fill.ranges(buf, first, last, client.offset_encoding) or {}
-    fill.ask(client, buf, mode, ranges, M.settings.preview)
+    fill.ask(client, buf, mode, region(buf, client.offset_encoding), M.settings.preview)
   end)
+end
+
+--- The range that a command was given; nothing where it was given none.
+---@param command vim.api.keyset.create_user_command.command_args
+local function range_of(command)
+  return function(buf, encoding)
+    return command.range > 0 and fill.lines(buf, command.line1, command.line2, encoding) or {}
+  end
 end
 
 --- What `:Infill` takes.
@@ -224,13 +234,16 @@ local subcommands = {
     end)
   end,
   fill = function(command)
-    ask_fill("selection", command.line1, command.line2)
+    command.range = 1 -- Without a range: the cursor's line.
+    ask_fill("selection", range_of(command))
   end,
   holes = function(command)
-    if command.range > 0 then
-      ask_fill("holes", command.line1, command.line2)
-    else
-      ask_fill("holes")
+    ask_fill("holes", range_of(command))
+  end,
+  canvas = function()
+    canvas.toggle()
+    for _, client in ipairs(vim.lsp.get_clients({ name = M.server })) do
+      client:notify("infill/watch", { canvas = canvas.is_open() })
     end
   end,
   log = function()
@@ -289,6 +302,9 @@ function M.setup(opts)
       crashes.exited(M.server, code, signal)
     end,
     handlers = {
+      ["infill/canvas"] = function(_, params)
+        canvas.show(params)
+      end,
       ["infill/refresh"] = function(_, params, ctx)
         presenter.refresh(params, assert(vim.lsp.get_client_by_id(ctx.client_id)))
       end,
@@ -305,6 +321,9 @@ function M.setup(opts)
       local client = vim.lsp.get_client_by_id(event.data.client_id)
       if client and client.name == M.server then
         presenter.attach(client, event.buf)
+        if canvas.is_open() then
+          client:notify("infill/watch", { canvas = true })
+        end
       end
     end,
   })
@@ -341,6 +360,8 @@ function M.accept_by_key()
   M.accept(instead)
 end
 
+--- What is left of the shown text to take, "" where nothing is shown: for mappings that decide by it.
+M.text = presenter.text
 M.accept_word = presenter.accept_word
 M.accept_line = presenter.accept_line
 M.dismiss = presenter.dismiss
@@ -358,6 +379,21 @@ end
 
 --- Why this editor shows nothing in a buffer; nil where it may.
 M.silence = silence
+
+--- An operator: fills what a motion or a selection covers; `.` fills as much where the cursor is then.
+---@param kind? "char"|"line"|"block" What was covered, once that is known.
+---@return string keys
+function M.fill_operator(kind)
+  if not kind then
+    vim.go.operatorfunc = "v:lua.require'infill'.fill_operator"
+    return "g@"
+  end
+  local from, to = vim.fn.getpos("'["), vim.fn.getpos("']")
+  ask_fill("selection", function(buf, encoding)
+    return fill.region(buf, kind ~= "char", { from[2], from[3] }, { to[2], to[3] }, encoding)
+  end)
+  return ""
+end
 
 --- How things are in this buffer, for the statusline.
 ---@return string

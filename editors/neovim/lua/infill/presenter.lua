@@ -301,21 +301,13 @@ local function ask()
   end, M.debounce)
 end
 
---- Puts text in at the cursor, in place of `replaced` behind it.
+--- Puts text in at the cursor, in place of `replaced` behind it. It is pasted: `.` repeats that with what was typed.
 local function insert(text, replaced)
-  local buf = vim.api.nvim_get_current_buf()
   local row, col = cursor()
   if replaced ~= "" then
-    vim.api.nvim_buf_set_text(buf, row, col, row, col + #replaced, {})
+    vim.api.nvim_buf_set_text(0, row, col, row, col + #replaced, {})
   end
-  local lines = vim.split(text, "\n", { plain = true })
-  if #lines == 1 then
-    -- Pasted, so that `.` repeats it with what was typed. Several lines would be indented anew by that.
-    vim.api.nvim_paste(text, false, -1)
-    return
-  end
-  vim.api.nvim_buf_set_text(buf, row, col, row, col, lines)
-  vim.api.nvim_win_set_cursor(0, { row + #lines, #lines[#lines] })
+  vim.api.nvim_paste(text, false, -1)
 end
 
 --- Takes a beginning of what is left of the shown text.
