@@ -253,13 +253,11 @@ async def _snippets(ls: InfillServer, snapshot: Snapshot, first: Site) -> tuple[
 
 def _edits(ls: InfillServer, answer: Answer) -> list[types.TextEdit]:
     """The texts in the editor's units and line ends."""
-    from infill_lsp.documents import position
-
-    lines, eol = answer.snapshot.lines, "\n" if ls.holds_lf else answer.snapshot.eol
+    snapshot, dialect = answer.snapshot, ls.dialect
     edits = []
     for filled in answer.filled:
-        start, end = (position(lines, row, column, ls.encoding) for row, column in filled.span)
-        edits.append(types.TextEdit(types.Range(start, end), filled.text.replace("\n", eol)))
+        start, end = (dialect.position(snapshot, row, column) for row, column in filled.span)
+        edits.append(types.TextEdit(types.Range(start, end), filled.text.replace("\n", dialect.eol(snapshot))))
     return edits
 
 

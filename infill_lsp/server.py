@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import time
 import traceback
 import uuid
@@ -28,9 +27,9 @@ from lsprotocol import types
 from pygls.exceptions import JsonRpcInvalidParams
 from pygls.lsp.server import LanguageServer
 
-from infill_lsp import __version__, actions
+from infill_lsp import __version__, actions, items
 from infill_lsp.configuration import Configuration
-from infill_lsp.core import Edit, Gap, Silence, Snapshot, Trigger
+from infill_lsp.core import Gap, Silence, Snapshot, Trigger
 from infill_lsp.messages import Messages
 from infill_lsp.settings import Engine, LogLevel, Settings
 from infill_lsp.status import Board, Progress
@@ -62,16 +61,10 @@ MODEL_POLL_S, LOADING_POLL_S = 5.0, 0.5
 LF_EDITORS = frozenset({"Neovim"})
 #: All cells of all notebooks.
 NOTEBOOKS = types.NotebookDocumentSyncOptions([types.NotebookDocumentFilterWithNotebook("*")])
-_WORD = re.compile(r"\w+$")
-#: An empty list takes away what is shown; null would leave it.
-NOTHING = types.InlineCompletionList([])
 
 CODE_ACTIONS = types.CodeActionOptions(code_action_kinds=[types.CodeActionKind.RefactorRewrite])
 
-WHY, ACCEPTED, STATS = "infill.server.why", "infill.server.accepted", "infill.server.stats"
-RESTART = "infill.server.restartEngine"
-#: Characters of a suggestion that the completion menu shows.
-LABEL = 60
+WHY, STATS, RESTART = "infill.server.why", "infill.server.stats", "infill.server.restartEngine"
 
 
 def create_server() -> InfillServer:
@@ -91,7 +84,7 @@ def create_server() -> InfillServer:
     server.feature("infill/offered")(offered)
     server.feature("infill/accepted")(accepted)
     server.feature("infill/partiallyAccepted")(partially_accepted)
-    server.command(ACCEPTED)(taken)
+    server.command(items.ACCEPTED)(taken)
     server.command(WHY)(because)
     server.command(STATS)(stats)
     server.command(RESTART)(restart_engine)
@@ -105,17 +98,18 @@ async def inline_completion(
     try:
         question = ls.question(params.text_document.uri, params.position, params.context)
         if question is None:
-            return NOTHING
+            return items.NOTHING
         answer = await ls.ask(question)
-        return None if answer is None else ls.items(answer, question, params.context.selected_completion_info)
+        entry = None if question.real else params.context.selected_completion_info
+        return None if answer is None else items.inline(answer.suggestions, question.snapshot, ls.dialect, entry)
     except Exception as error:  # An editor shows any error to the person, with each key.
         ls.report_fault(error)
-        return NOTHING
+        return items.NOTHING
 
 
 async def completion(ls: InfillServer, params: types.CompletionParams) -> types.CompletionList | None:
     """The same as one entry of the completion menu, for editors that draw no inline completions."""
-    items: list[types.CompletionItem] = []
+    entries: list[types.CompletionItem] = []
     try:
         automatic = types.InlineCompletionContext(types.InlineCompletionTriggerKind.Automatic)
         question = ls.question(params.text_document.uri, params.position, automatic)
@@ -123,10 +117,10 @@ async def completion(ls: InfillServer, params: types.CompletionParams) -> types.
             answer = await ls.ask(question)
             if answer is None:
                 return None
-            items = ls.entries(answer, question)
+            entries = [items.menu(one, question.snapshot, ls.dialect) for one in answer.suggestions[:1]]
     except Exception as error:
         ls.report_fault(error)
-    return types.CompletionList(is_incomplete=True, items=items)
+    return types.CompletionList(is_incomplete=True, items=entries)
 
 
 def initialize(ls: InfillServer, params: types.InitializeParams) -> None:
@@ -301,6 +295,15 @@ class InfillServer(LanguageServer):
         return types.PositionEncodingKind(self.server_capabilities.position_encoding).value
 
     @property
+    def dialect(self) -> items.Dialect:
+        """How the editor counts and inserts."""
+        of_text = self.client_capabilities.text_document
+        of_item = of_text.completion.completion_item if of_text and of_text.completion else None
+        modes = of_item.insert_text_mode_support if of_item else None
+        as_is = modes is not None and types.InsertTextMode.AsIs in modes.value_set
+        return items.Dialect(self.encoding, self.holds_lf, as_is)
+
+    @property
     def engine(self) -> EngineClient:
         """The engine that is set; made when first needed."""
         from infill_lsp.remote import engine_of
@@ -433,7 +436,7 @@ class InfillServer(LanguageServer):
         selected = context.selected_completion_info
         if own is not None and selected is not None:
             start, end = self.snapshot(uri, selected.range.start), self.snapshot(uri, selected.range.end)
-            snapshot = start and end and _selected(own, start, end, selected.text)
+            snapshot = start and end and items.with_entry(own, start, end, selected.text)
         if snapshot is None:
             return None
         self.warmer.changed(uri, position)
@@ -452,67 +455,6 @@ class InfillServer(LanguageServer):
             if not self.says_what_it_draws:
                 statistics.offered(answer.suggestions[0].id)
         return answer
-
-    def items(
-        self, answer: Answer, question: Question, selected: types.SelectedCompletionInfo | None
-    ) -> types.InlineCompletionList:
-        """The edits in the editor's units. With an entry selected in its menu, they must go on from there."""
-        snapshot, items = question.snapshot, []
-        for suggestion in answer.suggestions:
-            edit, text = suggestion.edit, self.as_inserted(suggestion.edit, snapshot)
-            where = self.range(edit, snapshot)
-            if selected is not None and not question.real:
-                if edit.start != edit.end:
-                    continue
-                text, where = selected.text + text, selected.range
-            accepted = types.Command("accepted", ACCEPTED, arguments=[suggestion.id])
-            items.append(types.InlineCompletionItem(text, range=where, command=accepted))
-        return types.InlineCompletionList(items) if items else NOTHING
-
-    def entries(self, answer: Answer, question: Question) -> list[types.CompletionItem]:
-        """The best suggestion as an entry of the completion menu, which goes by the word before the cursor."""
-        snapshot = question.snapshot
-        items: list[types.CompletionItem] = []
-        for suggestion in answer.suggestions[:1]:
-            edit = suggestion.edit
-            word = _WORD.search(snapshot.head)
-            begun = word[0] if word else ""
-            text = begun + self.as_inserted(edit, snapshot)
-            first, *more = text.strip().splitlines()
-            label = first if len(first) <= LABEL and not more else f"{first[:LABEL]} …"
-            items.append(
-                types.CompletionItem(
-                    label=label,
-                    kind=types.CompletionItemKind.Text,
-                    detail="infill",
-                    documentation=text if more else None,
-                    filter_text=text,
-                    insert_text_format=types.InsertTextFormat.PlainText,
-                    insert_text_mode=types.InsertTextMode.AsIs if self._takes_text_as_is else None,
-                    text_edit=types.TextEdit(self.range(replace(edit, start=edit.start - len(begun)), snapshot), text),
-                    command=types.Command("accepted", ACCEPTED, arguments=[suggestion.id]),
-                )
-            )
-        return items
-
-    @property
-    def _takes_text_as_is(self) -> bool:
-        of_text = self.client_capabilities.text_document
-        of_item = of_text.completion.completion_item if of_text and of_text.completion else None
-        modes = of_item.insert_text_mode_support if of_item else None
-        return modes is not None and types.InsertTextMode.AsIs in modes.value_set
-
-    def as_inserted(self, edit: Edit, snapshot: Snapshot) -> str:
-        """The edit's text with the line ends that the editor wants."""
-        return edit.text.replace(snapshot.eol, "\n") if self.holds_lf else edit.text
-
-    def range(self, edit: Edit, snapshot: Snapshot) -> types.Range:
-        """Where the edit is, in the editor's units."""
-        from infill_lsp.documents import position
-
-        start = position(snapshot.lines, edit.row, edit.start, self.encoding)
-        end = position(snapshot.lines, edit.row, edit.end, self.encoding)
-        return types.Range(start, end)
 
     async def why(self, uri: str, position: types.Position) -> dict[str, Any]:
         """What is offered at a place, or why nothing is, in words."""
@@ -563,23 +505,18 @@ class InfillServer(LanguageServer):
         from infill_engine.protocol import ANSWERED, Frame
 
         if isinstance(event, Frame):
-            self.protocol.notify("infill/canvas", _canvas(event, snapshot))
+            self.protocol.notify("infill/canvas", items.canvas(event, snapshot))
         elif event.reason in ANSWERED:
             if self.wants_timing:
-                self.protocol.notify("infill/timing", _timing(event, snapshot))
+                self.protocol.notify("infill/timing", items.timing(event, snapshot))
         elif event.reason in ("starting", "error"):
             if event.reason == "error":
                 self.show(event.message, types.MessageType.Error)
             self.follow_engine()
 
     def improved(self, question: Question) -> None:
-        from infill_lsp.documents import position
-
         if self.wants_refresh:
-            snapshot = question.snapshot
-            where = position(snapshot.lines, snapshot.row, snapshot.column, self.encoding)
-            place = {"position": {"line": where.line, "character": where.character}}
-            self.protocol.notify("infill/refresh", {**_document(snapshot), **place})
+            self.protocol.notify("infill/refresh", items.place(question.snapshot, self.dialect))
 
     # The engine, the folders, and the end.
 
@@ -809,48 +746,6 @@ class InfillServer(LanguageServer):
             await asyncio.sleep(EDITOR_POLL_S)
         log.warning("the editor (process %d) is gone", editor)
         raise SystemExit(0)
-
-
-def _selected(snapshot: Snapshot, start: Snapshot, end: Snapshot, text: str) -> Snapshot | None:
-    """The document with the menu's entry `text` in place of what is between two cursors, and the cursor after it; None
-    where that is not on one line.
-
-    Without the syntax tree, which is of the text as it is. Lines that stand there already are no entry of a menu but
-    what Neovim has selected in visual mode: the snapshot stays.
-    """
-    between = "\n".join(start.lines[start.row : end.row + 1])[start.column :]
-    between = between[: len(between) - len(end.tail)]
-    if start.row != end.row and between == text.replace("\r\n", "\n"):
-        return snapshot
-    if start.row != end.row or "\n" in text or "\r" in text:
-        return None
-    lines = list(start.lines)
-    lines[start.row] = start.head + text + end.tail
-    return replace(start, lines=tuple(lines), column=start.column + len(text), tree=None)
-
-
-def _canvas(frame: Frame, snapshot: Snapshot) -> dict[str, Any]:
-    slots = [{"text": slot.text, "prob": slot.prob, "state": slot.state} for slot in frame.slots]
-    return {**_document(snapshot), "step": frame.step, "ms": frame.ms, "slots": slots}
-
-
-def _timing(final: Final, snapshot: Snapshot) -> dict[str, Any]:
-    timing = final.timing
-    return {
-        **_document(snapshot),
-        "reason": final.reason,
-        "queueMs": timing.queue_ms,
-        "encodeMs": timing.encode_ms,
-        "denoiseMs": timing.denoise_ms,
-        "steps": timing.steps,
-        "committed": timing.committed,
-        "encoded": timing.encoded,
-        "reused": timing.reused,
-    }
-
-
-def _document(snapshot: Snapshot) -> dict[str, Any]:
-    return {"textDocument": {"uri": snapshot.uri}, "version": snapshot.version}
 
 
 def _field(value: Any, *names: str) -> Any:

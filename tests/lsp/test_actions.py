@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from pygls.exceptions import JsonRpcException
 from infill_lsp.actions import Answer, _edits
 from infill_lsp.core import Filled
 from infill_lsp.documents import Document, spans
+from infill_lsp.items import Dialect
 
 pytestmark = pytest.mark.process
 
@@ -263,13 +265,6 @@ async def test_code_actions_are_for_selections_and_holes_alone(editor: Editor, q
 # In the editor's units.
 
 
-class Units:
-    """The part of a server that says how the editor counts."""
-
-    def __init__(self, encoding: str, holds_lf: bool) -> None:
-        self.encoding, self.holds_lf = encoding, holds_lf
-
-
 def code_units(text: str, encoding: str) -> list[str]:
     """The text by code units: a character of several is followed by empty ones."""
     size = {"utf-8": lambda c: len(c.encode()), "utf-16": lambda c: len(c.encode("utf-16-le")) // 2}
@@ -295,7 +290,7 @@ def test_an_edit_replaces_what_was_meant_and_nothing_else(text: str, encoding: s
     start, end = sorted((place(), place()), key=lambda one: (one.line, one.character))
     snapshot = Document("file:///a.py", "python", 1, text).snapshot(0, 0, encoding)
     (span,) = spans(snapshot.lines, [types.Range(start, end)], encoding)
-    server: Any = Units(encoding, holds_lf=False)
+    server: Any = SimpleNamespace(dialect=Dialect(encoding))
     (edit,) = _edits(server, Answer(snapshot, [Filled(span, new, 1.0)]))
     assert edit.range == types.Range(start, end)
     assert edit.new_text.replace(snapshot.eol, "\n") == new
