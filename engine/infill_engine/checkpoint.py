@@ -162,8 +162,9 @@ class SafetensorsFile:
 
 #: Endings of tensors that say how the one before them is kept.
 _SIDES = ("_scale_inv", "_scale_2", "_scale", "_global_scale", "_zero_point", "_shape", "_g_idx")
-#: Those, and what says how activations were kept.
-_NO_WEIGHT = re.compile(rf"({'|'.join(_SIDES)})$|\.(input_scale|input_global_scale|[kv]_scale|activation_scale)$")
+_SIDE = re.compile(rf"({'|'.join(_SIDES)})$")
+#: What says how activations were kept.
+_NO_WEIGHT = re.compile(r"\.(input_scale|input_global_scale|[kv]_scale|activation_scale)$")
 
 
 class SafetensorsFolder:
@@ -195,9 +196,15 @@ class SafetensorsFolder:
             raise ModelError(f"{path / where[missing[0]]} lacks {missing[0]}: download it again")
         self._files = {name: files[file] for name, file in where.items()}
         packed = (name.removesuffix("_packed") for name in self._files if name.endswith(".weight_packed"))
-        plain = (name for name in self._files if not _NO_WEIGHT.search(name) and not name.endswith(".weight_packed"))
+        plain = (name for name in self._files if not self._is_side(name) and not name.endswith(".weight_packed"))
         # By file, then by place, so that loading in this order reads forward.
         self.names = sorted([*plain, *packed], key=lambda name: self._place(self._main(name)))
+
+    def _is_side(self, name: str) -> bool:
+        """Whether a tensor only says how another is kept."""
+        side = _SIDE.search(name)
+        base = name[: side.start()] if side else ""
+        return bool(_NO_WEIGHT.search(name)) or base in self._files or f"{base}_packed" in self._files
 
     def _place(self, name: str) -> tuple[str, int]:
         file = self._files[name]

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +22,11 @@ from infill_engine import checkpoint, models
 from infill_engine.checkpoint import Loaded, opened
 from infill_engine.config import EngineConfig
 from infill_engine.core import ModelError
+from infill_engine.families.diffusion_gemma import Shape
 from infill_engine.protocol import Candidate, InfillRequest
 from infill_kernels.stored import E2M1, Dense, relative_error
 from safetensors.torch import load_file, save_file
-from small_checkpoint import ADDED, ROWS, save
+from small_checkpoint import ADDED, GEMMA_CANVAS, ROWS, save, save_gemma
 from torch import Tensor
 
 pytest.importorskip("transformers", minversion="5.11", reason="transformers is not installed")
@@ -158,6 +162,48 @@ def test_the_rows_of_lladas_queries_and_keys_are_put_back_into_halves(tmp_path: 
     for name, tensor in exact.items():
         assert relative_error(file.read(name), tensor) < {Kind.F32: 1e-7, Kind.Q8_0: 0.01, Kind.Q4_0: 0.12}[kind], name
     assert (file.config["n_heads"], file.config["n_kv_heads"], file.config["weight_tying"]) == (heads, of_keys, True)
+
+
+def test_a_gguf_file_of_diffusion_gemma_is_served_as_its_folder_is(tmp_path: Path) -> None:
+    folder = tmp_path / "it"
+    folder.mkdir()
+    save_gemma(folder)
+    path, text = tmp_path / "alone" / "it.gguf", json.loads((folder / "config.json").read_text())["text_config"]
+    path.parent.mkdir()
+    full = [kind == "full_attention" for kind in text["layer_types"]]
+    writer = gguf.GGUFWriter(path, "diffusion-gemma")
+    for write, value in (
+        (writer.add_block_count, len(full)),
+        (writer.add_context_length, text["max_position_embeddings"]),
+        (writer.add_embedding_length, text["hidden_size"]),
+        (writer.add_head_count, text["num_attention_heads"]),
+        (writer.add_head_count_kv, [1 if is_full else text["num_key_value_heads"] for is_full in full]),
+        (writer.add_key_length, 16),
+        (writer.add_key_length_swa, text["head_dim"]),
+        (writer.add_sliding_window, text["sliding_window"]),
+        (writer.add_rope_freq_base, 1e6),
+        (writer.add_rope_freq_base_swa, 1e4),
+        (writer.add_expert_used_count, text["top_k_experts"]),
+        (writer.add_layer_norm_rms_eps, text["rms_norm_eps"]),
+        (writer.add_final_logit_softcapping, 30.0),
+    ):
+        write(value)
+    writer.add_uint32("diffusion.canvas_length", GEMMA_CANVAS)
+    whole, table = opened(folder), checkpoint._GEMMA
+    names = {published.replace("{root}", "model.decoder."): own for own, published in table.items()}
+    for name in checkpoint.text_names(whole):
+        layer = re.search(r"layers\.(\d+)\.", name)
+        own = names.get(re.sub(r"layers\.\d+\.", "layers.{}.", name))
+        if own is not None:
+            own = own.replace("{}", layer[1]) if layer else own
+            stored = whole.read(name).rows(0, whole.shape(name)[0], torch.float32)
+            writer.add_tensor(own if own.endswith(".scale") else f"{own}.weight", stored.numpy())
+    finish(writer)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(folder / name, path.parent)
+    read, said = Shape.of(opened(path).config), Shape.of(whole.config)
+    assert read == replace(said, eps=pytest.approx(said.eps))  # which the file has in fp32
+    assert text_of(path, dtype="fp32") == text_of(folder, dtype="fp32")
 
 
 def fp8(weight: Tensor, scale: Tensor) -> Tensor:
@@ -310,7 +356,7 @@ def watch():
     global most
     while not done:
         most = max(most, held())
-        time.sleep(0.001)
+        time.sleep(0.005)
 done = False
 watching = threading.Thread(target=watch)
 watching.start()
