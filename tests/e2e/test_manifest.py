@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from journeys import REPOSITORY
 
@@ -14,9 +15,25 @@ def test_what_starts_a_program_or_opens_an_address_is_for_the_machine_and_needs_
     restricted = MANIFEST["capabilities"]["untrustedWorkspaces"]["restrictedConfigurations"]
     sections = MANIFEST["contributes"]["configuration"]
     properties = {name: known for section in sections for name, known in section["properties"].items()}
-    for name in ("infill.server.path", "infill.engine.python", "infill.engine.address"):
-        assert properties[name]["scope"] == "machine"
-        assert name in restricted
+    programs = {"infill.server.path", "infill.engine.python", "infill.engine.address", "infill.engine.tokenFile"}
+    assert programs | {"infill.model", "infill.device", "infill.install.torchIndex"} <= set(restricted)
+    assert set(restricted) == {name for name, known in properties.items() if known["scope"] == "machine"}
+
+
+def test_it_runs_where_the_files_are_and_says_what_it_does_not_support() -> None:
+    assert MANIFEST["extensionKind"] == ["workspace"]
+    assert MANIFEST["capabilities"]["untrustedWorkspaces"]["supported"] == "limited"
+    assert MANIFEST["capabilities"]["virtualWorkspaces"] is False
+    assert "enabledApiProposals" not in MANIFEST
+
+
+def test_the_readme_shows_a_session_that_moves_and_loads_fast() -> None:
+    pictures = re.findall(r"!\[[^\]]+\]\((media/[^)]+)\)", (EXTENSION / "README.md").read_text())
+    assert pictures
+    for picture in pictures:
+        data = (EXTENSION / picture).read_bytes()
+        assert b"acTL" in data
+        assert len(data) < 2**20
 
 
 def test_commands_are_registered_and_none_is_the_servers() -> None:

@@ -278,7 +278,7 @@ def test_a_cell_of_a_notebook_knows_the_cells_above(open_window: Open, project: 
     language = {"language_info": {"name": "python"}}
     notebook = {"cells": [cell("price = 3"), cell("x = 1")], "metadata": language, "nbformat": 4, "nbformat_minor": 5}
     # Its key ends in the cell above: without that it would not fit.
-    answers = {"price = 3\nx = 1\ntotal = ": "price * 2"}
+    answers = {"price = 3\n\nx = 1\ntotal = ": "price * 2"}
     window = open_window(json.dumps(notebook).encode(), answers, name="shop.ipynb", status="")
     window.press("ArrowDown", "Enter", "Control+End", "Enter")
     window.type("total = ")

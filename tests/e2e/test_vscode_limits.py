@@ -136,12 +136,38 @@ def test_what_else_draws_ghost_text_and_that_none_is_drawn_is_said_once(
     assert [notice.partition(":")[0] for notice in window.texts(NOTICES)] == ["Infill"], "said again"
 
 
-#: The keys that this extension takes of VS Code's own (on Linux), with what they do there, and why that may be.
-#: All of ours hold only while ghost text is shown in an editor that has the focus and can be written.
+_WORD, _CRUMBS = "ctrl+right", "breadcrumbsActive && breadcrumbsVisible"
+_PICK = "inQuickInput && !inputFocus && quickInputType == 'quickPick'"
+#: The keys that this extension takes of VS Code's own (on Linux): where it has them, for what, and why that may be.
+#: Ours hold only while ghost text is shown in an editor that has the focus and can be written, without a screen reader.
 TAKEN = {
-    ("ctrl+right", "editor.action.inlineSuggest.acceptNextWord"): "the same, which ours runs, and counts",
-    ("ctrl+right", "cursorWordEndRight"): "VS Code itself gives the key to the next word while ghost text is shown",
-    ("ctrl+shift+alt+right", "cursorColumnSelectRight"): "a column is not selected while a suggestion is looked at",
+    (
+        _WORD,
+        "editor.action.inlineSuggest.acceptNextWord",
+        "cursorBeforeGhostText && inlineSuggestionVisible && !accessibilityModeEnabled && !editorReadonly",
+    ): "the same, which ours runs, and counts",
+    (_WORD, "cursorWordEndRight", "textInputFocus"): "VS Code itself takes it from there while ghost text is shown",
+    (_WORD, "breadcrumbs.focusNext", _CRUMBS): "the breadcrumbs have the focus, and no editor",
+    (
+        _WORD,
+        "breadcrumbs.focusNextWithPicker",
+        f"{_CRUMBS} && listFocus && !inputFocus && !treestickyScrollFocused",
+    ): "the breadcrumbs' list has the focus",
+    (
+        _WORD,
+        "cursorWordAccessibilityRight",
+        "accessibilityModeEnabled && isWindows && textInputFocus && focusedView == 'workbench.panel.output'",
+    ): "a screen reader is on, and then ours is not",
+    (
+        _WORD,
+        "markdown.editor.cursorWordRight",
+        "markdownEditorFocus && activeCustomEditorId == 'vscode.markdown.editor'",
+    ): "an editor of another kind, in which no ghost text is drawn",
+    (
+        _WORD,
+        "quickInput.acceptInBackground",
+        f"cursorAtEndOfQuickInputBox && inQuickInput && quickInputType == 'quickPick' || {_PICK}",
+    ): "the quick input has the focus",
 }
 
 

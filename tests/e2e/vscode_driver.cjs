@@ -5,7 +5,6 @@
 
 'use strict';
 
-const { writeFileSync } = require('node:fs');
 const { join } = require('node:path');
 const { createInterface } = require('node:readline');
 const { chromium } = require('playwright-core');
@@ -188,13 +187,15 @@ const steps = {
       recording.shots.push({ ms: performance.now() - began });
     })();
   },
-  /** The shots go into a folder as 0.png, 1.png, ...; answers how many ms each stood. */
-  async recorded(page, { folder }) {
+  /** The first shot, and of each other one what is new in it: where that is, as a PNG in base64, and how many ms it stood. */
+  async recorded(page) {
     recording.on = false;
     await recording.done;
-    const shots = recording.shots;
-    shots.slice(0, -1).forEach(({ png }, index) => writeFileSync(join(folder, `${index}.png`), png));
-    return shots.slice(1).map(({ ms }, index) => ms - shots[index].ms);
+    const pngs = recording.shots.slice(0, -1).map(({ png }) => png.toString('base64'));
+    const workshop = await page.context().newPage();
+    const parts = await workshop.evaluate(whatIsNew, pngs);
+    await workshop.close();
+    return parts.map((part, index) => ({ ...part, ms: recording.shots[index + 1].ms - recording.shots[index].ms }));
   },
   /** Confirms one of the edits that are to be, by what stands in its row, or all of a file by its name. */
   async confirm(page, { label }) {
@@ -212,6 +213,38 @@ const steps = {
     return [];
   },
 };
+
+/** In a page: the smallest rectangle of each picture that holds all that differs from the one before. */
+async function whatIsNew(pngs) {
+  const asPng = async (image, x, y, width, height) => {
+    const canvas = new OffscreenCanvas(width, height);
+    canvas.getContext('2d').putImageData(image, -x, -y);
+    const bytes = new Uint8Array(await (await canvas.convertToBlob({ type: 'image/png' })).arrayBuffer());
+    return btoa(bytes.reduce((text, byte) => text + String.fromCharCode(byte), ''));
+  };
+  const parts = [];
+  let before;
+  for (const png of pngs) {
+    const bitmap = await createImageBitmap(await (await fetch(`data:image/png;base64,${png}`)).blob());
+    const { width, height } = bitmap;
+    const context = new OffscreenCanvas(width, height).getContext('2d');
+    context.drawImage(bitmap, 0, 0);
+    const image = context.getImageData(0, 0, width, height);
+    const now = new Uint32Array(image.data.buffer);
+    let [left, top, right, bottom] = before === undefined ? [0, 0, width - 1, height - 1] : [width, height, -1, -1];
+    for (let at = 0; before !== undefined && at < now.length; at++) {
+      if (now[at] !== before[at]) {
+        const [x, y] = [at % width, Math.floor(at / width)];
+        [left, top, right, bottom] = [Math.min(left, x), Math.min(top, y), Math.max(right, x), Math.max(bottom, y)];
+      }
+    }
+    if (right < 0) [left, top, right, bottom] = [0, 0, 0, 0];
+    const place = { x: left, y: top, width: right - left + 1, height: bottom - top + 1 };
+    parts.push({ ...place, png: await asPng(image, place.x, place.y, place.width, place.height) });
+    before = now;
+  }
+  return parts;
+}
 
 async function main() {
   const browser = await chromium.launch({
