@@ -1,5 +1,4 @@
-"""Model families: each runs checkpoints of one architecture behind `infill_engine.core`. This table is the one place
-that knows them all."""
+"""Model families: each runs checkpoints of one architecture behind `infill_engine.core`. Here is which one it is."""
 
 from __future__ import annotations
 
