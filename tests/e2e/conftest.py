@@ -93,9 +93,8 @@ def open_window(
         )
         profile.keys(keys)
         window = stack.enter_context(Window(code_server, artifacts))
-        window.open(
-            f"{stack.enter_context(profile.served(trusted=trusted))}/?{where or f'folder={project}'}", name, status
-        )
+        address = f"{stack.enter_context(profile.served(trusted=trusted))}/?{where or f'folder={project}'}"
+        window.open(address, str(project / name) if where else name, status)
         return window
 
     with ExitStack() as stack:

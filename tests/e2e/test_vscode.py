@@ -216,7 +216,7 @@ def test_three_holes_are_filled_as_chosen_and_all_cursors_at_once_and_one_undo_t
     def ask_for_holes() -> None:
         window.click(".editor-instance .view-lines")
         window.command("Infill: Fill holes")
-        rows = ".monaco-list-row .monaco-icon-label:has-text('third')"
+        rows = ".monaco-list-row:has-text('third')"
         wait_for(lambda: window.texts(rows), "edits to choose from")
 
     ask_for_holes()
@@ -302,12 +302,12 @@ def test_each_of_two_folders_has_its_say(open_window: Open, project: Path, tmp_p
     window = open_window(b"", {"total = ": "price * count"}, where=f"workspace={workspace}")
     window.type("total = ")
     window.wait_for_ghost("price * count")
-    window.quick_open("silent.py", "off here")
+    window.quick_open(quiet / "silent.py", "off here")
     window.type("total = ")
     window.shoot("vscode-two-folders.png")
     assert window.ghost == ""
     window.save()
-    window.quick_open("shapes.py", "ready")
+    window.quick_open(project / "shapes.py", "ready")
     window.press("Backspace")
     window.type(" ")
     window.wait_for_ghost("price * count")

@@ -64,12 +64,12 @@ def test_nothing_is_offered_in_a_comparison_a_peek_the_output_source_control_or_
     window.command("Output: Focus on Output View")
     is_silent("output")
 
-    window.quick_open("kept.py", "ready")
+    window.quick_open(project / "kept.py", "ready")
     window.press("Control+End")
     is_silent("read-only")
     assert (project / "kept.py").read_bytes() == b"total = 1\n"
 
-    window.quick_open("shapes.ts", "ready")
+    window.quick_open(project / "shapes.ts", "ready")
     window.go(2)
     window.press("ArrowLeft", "Alt+F12")
     wait_for(lambda: window.do("count", selector=".peekview-widget .preview .view-lines"), "peek", seconds=60)

@@ -56,9 +56,13 @@ class Window:
         return answer["value"]
 
     def open(self, url: str, file: str, status: str) -> None:
+        """file: its name in the folder that is open, or its whole path."""
         self.do("open", url=url)
-        self.do("file", name=file)
-        self.wait_for_status(status)
+        if file.startswith("/"):
+            self.quick_open(file, status)
+        else:
+            self.do("file", name=file)
+            self.wait_for_status(status)
 
     def type(self, text: str) -> None:
         self.do("type", text=text)
@@ -70,8 +74,8 @@ class Window:
         """To the end of a line, from 1."""
         self.press("Control+Home", *["ArrowDown"] * (line - 1), "End")
 
-    def quick_open(self, name: str, status: str) -> None:
-        self.do("quickOpen", name=name)
+    def quick_open(self, path: str | Path, status: str) -> None:
+        self.do("quickOpen", path=str(path))
         self.wait_for_status(status)
 
     def click(self, selector: str, label: str | None = None) -> None:

@@ -38,15 +38,16 @@ const steps = {
     await page.getByRole('treeitem', { name, exact: false }).first().dblclick({ timeout: LOAD_MS });
     await page.locator(`.tab.active[data-resource-name="${name}"]`).waitFor({ timeout: LOAD_MS });
   },
-  /** Opens a file by a part of its path, also where several folders are open. */
-  async quickOpen(page, { name }) {
+  /** Opens a file by its whole path: to find it by a part needs a search, which this VS Code may lack. */
+  async quickOpen(page, { path }) {
+    const name = path.split('/').pop();
     await page.keyboard.press('Control+p');
     const input = page.locator('.quick-input-widget input.input');
     await input.waitFor({ timeout: STEP_MS });
-    await input.fill(name);
-    await page.locator('.quick-input-widget .monaco-list-row.focused').filter({ hasText: name.split('/').pop() }).waitFor({ timeout: STEP_MS });
+    await input.fill(path);
+    await page.locator('.quick-input-widget .monaco-list-row.focused').filter({ hasText: name }).waitFor({ timeout: STEP_MS });
     await page.keyboard.press('Enter');
-    await page.locator(`.tab.active[data-resource-name="${name.split('/').pop()}"]`).waitFor({ timeout: LOAD_MS });
+    await page.locator(`.tab.active[data-resource-name="${name}"]`).waitFor({ timeout: LOAD_MS });
   },
   async pause(page, { ms }) {
     await page.waitForTimeout(ms);
