@@ -479,42 +479,57 @@ def _normed(x: Array, weight: Array, eps: float, y: Array) -> None:
 
 
 @_compiled
-def _product(x: Array, steps: Array, w: Array, scale: Array, tile: int, out: Array, at: int, add: bool) -> None:
+def _room() -> Array:
+    """What `_product` needs, once a thread and stage."""
+    return np.empty((2 * MOST_ROWS, OUTS), np.float32)
+
+
+@_compiled
+def _tile_rows(rows: int, x: int, stride: int, w: int, ins: int, scale: int, steps: int, out: int) -> None:
+    """`_tile` of so many rows, all outputs; addresses."""
+    for part in range(0, OUTS, AT_ONCE):
+        w_at, scale_at, out_at = w + 2 * part, scale + 4 * part, out + 4 * part
+        if rows == MOST_ROWS:
+            _tile_most(x, stride, w_at, ins, scale_at, steps, out_at)
+        elif rows == 4:
+            _tile4(x, stride, w_at, ins, scale_at, steps, out_at)
+        elif rows == 2:
+            _tile2(x, stride, w_at, ins, scale_at, steps, out_at)
+        else:
+            _tile1(x, stride, w_at, ins, scale_at, steps, out_at)
+
+
+@_compiled
+def _product(
+    x: Array, steps: Array, w: Array, scale: Array, tile: int, room: Array, out: Array, at: int, add: bool
+) -> None:
     """One tile of the columns of x W^T, written (or added) to out[:, at:] as far as that goes. steps: [S, N]."""
     n, k = x.shape
-    count = min(OUTS, out.shape[1] - at)
-    room = np.empty((2, MOST_ROWS, OUTS), np.float32)
+    count, segments = min(OUTS, out.shape[1] - at), _segments(k)
+    w_at, scale_at = w.ctypes.data + tile * k * OUTS, scale.ctypes.data + 4 * tile * OUTS
+    room_at = room.ctypes.data
     row = 0
     while row < n:
         left = n - row
         rows = MOST_ROWS if left >= MOST_ROWS else 4 if left >= 4 else 2 if left >= 2 else 1
-        for s in range(_segments(k)):
+        x_at, steps_at = x.ctypes.data + 2 * row * k, steps.ctypes.data + 4 * row
+        _tile_rows(rows, x_at, k, w_at, min(SEGMENT, k), scale_at, steps_at, room_at)
+        for s in range(1, segments):
             first = s * SEGMENT
-            length, which = min(SEGMENT, k - first), min(s, 1)
-            x_at, steps_at = x.ctypes.data + 2 * (row * k + first), steps.ctypes.data + 4 * (s * n + row)
-            for part in range(0, OUTS, AT_ONCE):
-                w_at = w.ctypes.data + (tile * k + first) * OUTS + 2 * part
-                scale_at = scale.ctypes.data + 4 * (tile * OUTS + part)
-                out_at = room.ctypes.data + 4 * (which * MOST_ROWS * OUTS + part)
-                if rows == MOST_ROWS:
-                    _tile_most(x_at, k, w_at, length, scale_at, steps_at, out_at)
-                elif rows == 4:
-                    _tile4(x_at, k, w_at, length, scale_at, steps_at, out_at)
-                elif rows == 2:
-                    _tile2(x_at, k, w_at, length, scale_at, steps_at, out_at)
-                else:
-                    _tile1(x_at, k, w_at, length, scale_at, steps_at, out_at)
-            if s > 0:
-                for r in range(rows):
-                    for i in range(OUTS):
-                        room[0, r, i] += room[1, r, i]
+            _tile_rows(
+                rows, x_at + 2 * first, k, w_at + first * OUTS, min(SEGMENT, k - first), scale_at,
+                steps_at + 4 * s * n, room_at + 4 * MOST_ROWS * OUTS,
+            )  # fmt: skip
+            for r in range(rows):
+                for i in range(OUTS):
+                    room[r, i] += room[MOST_ROWS + r, i]
         for r in range(rows):
             if add:
                 for i in range(count):
-                    out[row + r, at + i] += room[0, r, i]
+                    out[row + r, at + i] += room[r, i]
             else:
                 for i in range(count):
-                    out[row + r, at + i] = room[0, r, i]
+                    out[row + r, at + i] = room[r, i]
         row += rows
 
 
@@ -708,9 +723,10 @@ def _product_columns(
     sync: Array, phase: int, x: Array, steps: Array, w: Array, scale: Array, out: Array, add: bool
 ) -> None:
     """out = x W^T, or out += x W^T."""
+    room = _room()
     tile = _next(sync, phase)
     while tile < len(w):
-        _product(x, steps, w, scale, tile, out, tile * OUTS, add)
+        _product(x, steps, w, scale, tile, room, out, tile * OUTS, add)
         _finish(sync, phase)
         tile = _next(sync, phase)
     _wait(sync, phase, len(w))
@@ -731,13 +747,13 @@ def _gated_columns(
 ) -> None:
     """gate = silu(x W_gate^T) * (x W_up^T)."""
     n, ffn = gate.shape
-    e = np.zeros(OUTS, np.float32)
+    room, e = _room(), np.zeros(OUTS, np.float32)
     tile = _next(sync, phase)
     while tile < len(gate_w):
         first = tile * OUTS
         count = min(OUTS, ffn - first)
-        _product(x, steps, gate_w, gate_scale, tile, gate, first, False)
-        _product(x, steps, up_w, up_scale, tile, up, first, False)
+        _product(x, steps, gate_w, gate_scale, tile, room, gate, first, False)
+        _product(x, steps, up_w, up_scale, tile, room, up, first, False)
         for r in range(n):
             for i in range(count):
                 e[i] = -gate[r, first + i]
@@ -908,12 +924,12 @@ def _head(
     banned, else 0; which [N]: a row's set in `allowed`, or -1."""
     n = len(hidden)
     _quantise_rows(sync, 0, hidden, x, steps)
-    y, e = np.empty((n, HEAD_CHUNK), np.float32), np.empty(HEAD_CHUNK, np.float32)
+    room, y, e = _room(), np.empty((n, HEAD_CHUNK), np.float32), np.empty(HEAD_CHUNK, np.float32)
     piece = _next(sync, 1)
     while piece < len(out):
         first = piece * HEAD_CHUNK
         for tile in range(first // OUTS, min((first + HEAD_CHUNK) // OUTS, len(w))):
-            _product(x, steps, w, scale, tile, y, tile * OUTS - first, False)
+            _product(x, steps, w, scale, tile, room, y, tile * OUTS - first, False)
         count = min(HEAD_CHUNK, len(bias) - first)
         for r in range(n):
             if softcap > 0:
