@@ -155,7 +155,7 @@ def test_rests_begin_inside_words_and_at_natural_places() -> None:
     gaps = [gap for number in range(6) for gap in author(SERVER, "python", Random(number), 150) if gap.made == "rest"]
     inside = [gap for gap in gaps if re.fullmatch(r"\w\w", SERVER[gap.start - 1 : gap.start + 1])]
     natural = [gap for gap in gaps if SERVER[gap.start - 1] in "([{=.,: "]
-    assert 0.25 < len(inside) / len(gaps) < 0.5
+    assert 0.3 < len(inside) / len(gaps) < 0.56  # A third of them, and of those anywhere some more; of 240 within 0.1.
     assert 0.45 < len(natural) / len(gaps) < 0.7
 
 
