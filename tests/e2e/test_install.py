@@ -1,7 +1,8 @@
 """From the .vsix and nothing else to a completion, and back to nothing: what a person sees, and what lies on the disk.
 
 pip finds what it installs in a folder of wheels, and torch at an index of this test's own. That torch is the one of the
-Python that runs the tests: what is installed of it is a wheel that points there, since unpacking it takes a minute.
+Python that runs the tests: what is installed of it is a wheel that points there, since unpacking it takes a minute. All
+else is installed in earnest.
 """
 
 from __future__ import annotations
@@ -73,13 +74,17 @@ def project(project: Path) -> Path:
     return project
 
 
-def torch_of_the_tests(folder: Path) -> None:
-    """Puts a wheel into the folder that makes torch importable from where the tests have it."""
+def torch_of_the_tests(folder: Path, site: Path) -> None:
+    """Puts a wheel into the folder that makes torch importable from where the tests have it.
+
+    site: gets links to it and to what it needs, so that nothing else comes from there."""
     version = metadata.version("torch")
     info = f"torch-{version}.dist-info"
-    here = Path(str(metadata.distribution("torch").locate_file(""))).resolve()
+    site.mkdir()
+    for module in modules("torch"):
+        (site / module.name).symlink_to(module)
     files = {
-        "torch_of_the_tests.pth": f"{here}\n",
+        "torch_of_the_tests.pth": f"{site}\n",
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
@@ -90,6 +95,23 @@ def torch_of_the_tests(folder: Path) -> None:
         for path, text in files.items():
             wheel.writestr(path, text)
     (folder / "index.html").write_text(f'<!doctype html><a href="{quote(name)}">{name}</a>')
+
+
+def modules(package: str) -> set[Path]:
+    """What a package and those that it needs have installed, but for what pip knows them by."""
+    found: set[Path] = set()
+    names, seen = [package], set[str]()
+    while names:
+        name = names.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        distribution = metadata.distribution(name)
+        tops = {file.parts[0] for file in distribution.files or () if file.parts[0] not in ("..", "__pycache__")}
+        found |= {Path(str(distribution.locate_file(top))) for top in tops if not top.endswith(".dist-info")}
+        needed = [Requirement(text) for text in distribution.requires or ()]
+        names += [each.name for each in needed if each.marker is None or each.marker.evaluate({"extra": ""})]
+    return found
 
 
 @contextmanager
@@ -139,7 +161,7 @@ def test_from_the_vsix_alone_to_a_completion_an_upgrade_and_nothing_again(
     tmp_path: Path,
 ) -> None:
     engine.answers({"return ": "w * h"})
-    torch_of_the_tests(tmp_path / "index" / "simple" / "torch")
+    torch_of_the_tests(tmp_path / "index" / "simple" / "torch", tmp_path / "torch")
     port = free_port()
     user = {"infill.deadline.automatic": 10_000}
     machine = {
