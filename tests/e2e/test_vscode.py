@@ -280,7 +280,9 @@ def test_a_cell_of_a_notebook_knows_the_cells_above(open_window: Open, project: 
     # Its key ends in the cell above: without that it would not fit.
     answers = {"price = 3\n\nx = 1\ntotal = ": "price * 2"}
     window = open_window(json.dumps(notebook).encode(), answers, name="shop.ipynb", status="")
-    window.press("ArrowDown", "Enter", "Control+End", "Enter")
+    window.wait_for_text("x = 1", ".notebookOverlay")
+    window.click(".notebookOverlay .monaco-list-row", "x = 1")
+    window.press("Escape", "Enter", "Control+End", "Enter")  # Out of the cell's text, and into it.
     window.type("total = ")
     window.wait_for_ghost("price * 2")
     window.shoot("vscode-notebook.png")
