@@ -213,9 +213,7 @@ async def _serve(
         except ModuleNotFoundError as error:
             missing = f"{error.name} is not installed in {sys.executable}"
             raise EngineError(f"{missing}: run `infill-lsp doctor`") from error
-        # What is there now stays: to go through it again took 0.1 s each time, in the middle of somebody's answer.
-        gc.collect()
-        gc.freeze()
+        keep()
         return engine
 
     def change(name: str) -> None:
@@ -247,7 +245,7 @@ async def _serve(
         server.should_exit = True
 
     measured = Metrics()
-    scheduler = Scheduler(load, failed=failed, observer=measured, release_s=config.idle_release_s)
+    scheduler = Scheduler(load, failed=failed, observer=measured, release_s=config.idle_release_s, freed=keep)
     changing = change if config.model == catalogue.AUTO else None
     apps = create_apps(scheduler, config, measured, stop, change=changing)
     server = _Server(
@@ -269,6 +267,14 @@ async def _serve(
         apps.remote,
     )
     await server.serve(sockets=listeners)
+
+
+def keep() -> None:
+    """Keeps what is there now from the garbage collector: to go through it again took 0.1 s each time, in the middle of
+    somebody's answer. What was kept and is not needed any more goes, such as an engine, which refers to itself."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 class _Server(uvicorn.Server):

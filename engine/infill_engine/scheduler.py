@@ -274,14 +274,17 @@ class Scheduler:
         failed: Callable[[str], None] = lambda line: None,
         observer: Observer | None = None,
         release_s: float = math.inf,
+        freed: Callable[[], object] = lambda: None,
     ) -> None:
         """`failed` gets the line that says why `load` raised, in the scheduler's thread; release_s: seconds without
-        work after which the engine is let go, to be loaded again for the next request."""
+        work after which the engine is let go, to be loaded again for the next request; `freed` is called whenever one
+        was."""
         self._load = load
         self._failed = failed
         self._observer = observer
         self._max_live = max_live
         self._release_s = release_s
+        self._freed = freed
         self._wake = threading.Condition()
         self._jobs: list[Job] = []
         self._calls: deque[Callable[[Engine | None], None]] = deque()
@@ -555,6 +558,7 @@ class Scheduler:
         self.pace = Pace()
         self._let_go(former)
         del former
+        self._freed()
         successor.serves()
         self.successor = None
         self._enter(Phase("ready"))
@@ -601,6 +605,7 @@ class Scheduler:
                 self.phase = Phase("ready", "the model is not in memory: the next request loads it")
             self._let_go(idle)
             del idle
+            self._freed()
 
     def _round(self, engine: Engine) -> None:
         """One pass for all canvases, one step for one that encodes. The most urgent go first, and every fourth round

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import queue
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from infill_engine import process
 from infill_engine.fetch import Report
 from infill_engine.protocol import Candidate, Event, Final, InfillRequest, Timing
 from infill_engine.scheduler import LEAST_PASSES, MAX_PRIMES, PATIENCE, Engine, Pace, Phase, Scheduler, Unavailable
@@ -621,6 +623,36 @@ def test_while_a_successor_loads_and_where_that_fails_the_former_goes_on(start: 
     scheduler.succeed("another", lambda report: named("another", two_steps))
     wait_for(lambda: scheduler.engine is not None and scheduler.engine.name == "another")
     assert scheduler.phase == Phase("ready")
+
+
+class Cyclic(ScriptedEngine):
+    """Refers to itself, as real ones do: the count of references alone does not free it."""
+
+    def __init__(self) -> None:
+        super().__init__(two_steps)
+        self.methods = (self.infill, self.prime)
+
+
+@pytest.mark.parametrize("way", ["released", "succeeded"])
+def test_an_engine_that_was_kept_from_the_collector_is_freed_once_it_is_let_go(way: str) -> None:
+    def load(report: Report) -> Engine:
+        engine = Cyclic()
+        loaded.append(weakref.ref(engine))
+        process.keep()
+        return engine
+
+    loaded: list[weakref.ref[Cyclic]] = []
+    scheduler = Scheduler(load, release_s=0.05 if way == "released" else math.inf, freed=process.keep)
+    try:
+        scheduler.start()
+        wait_for(lambda: scheduler.phase.state == "ready")
+        if way == "succeeded":
+            scheduler.succeed("later", load)
+        wait_for(lambda: loaded[0]() is None)
+    finally:
+        scheduler.close()
+        assert scheduler.join(5)
+        gc.unfreeze()
 
 
 def test_of_two_successors_the_newer_one_takes_over(start: Start) -> None:
