@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import json
 import statistics
 import time
@@ -188,8 +189,7 @@ class Theirs:
 
     def __init__(self, model: Model, device: str, dtype: torch.dtype) -> None:
         """Raises `ImportError` where it is not installed, or does not know the architecture."""
-        import transformers
-
+        transformers: Any = importlib.import_module("transformers")
         self._gemma = model.kind == "gemma"
         if self._gemma:
             small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
