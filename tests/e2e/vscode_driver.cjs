@@ -132,7 +132,7 @@ const steps = {
     return page.evaluate(() => window.infillWatch());
   },
   /** Milliseconds from the event of a key to the first frame with ghost text; null where none comes in time. */
-  async paint(page, { key, limit = 5000 }) {
+  async paint(page, { key, limit = 5000 * patience }) {
     await page.evaluate(([ghost, ms]) => {
       window.infillPaint = new Promise((resolve) => {
         let began;
