@@ -6,23 +6,26 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import scripted
 import torch
 from infill_engine import models
 from infill_engine.config import EngineConfig
 from infill_engine.protocol import Candidate, Final, InfillRequest
 from infill_engine.scheduler import Scheduler
 from safetensors.torch import load_file, save_file
-from scripted import wait_for
 
 pytest.importorskip("transformers", minversion="5.11", reason="transformers is not installed")
 
 from small_checkpoint import save, save_gemma
 
 KINDS = ("qwen2", "gemma")
+#: A model is loaded in less than a second, on a machine that has nothing else to do.
+wait_for = partial(scripted.wait_for, timeout=60.0)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +111,7 @@ FAULTS: dict[str, tuple[tuple[str, ...], Callable[[Path], None], str]] = {
     "an end beyond the ids": (
         ("gemma",),
         lambda folder: written(folder, "generation_config.json", lambda found: found.update(eos_token_id=[999])),
-        "none of the ids that end its text is one of its 700",
+        "its end is id 999, of 700 ids",
     ),
     "NaN": (KINDS, with_nan, "holds NaN or infinity: download it again"),
     "a shard that is cut short": (KINDS, cut_short, "is cut short"),

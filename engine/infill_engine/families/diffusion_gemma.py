@@ -428,9 +428,10 @@ class DiffusionGemmaDenoiser:
             )
         self.model = DiffusionGemma(shape, weights, device, cache_bytes)
         assert self.facts.open is not None
+        if not 0 <= self.facts.end_id < shape.vocab:
+            found = self.facts.end_id
+            raise ModelError(f"its end is id {found}, of {shape.vocab} ids: use its own generation_config.json")
         ends = [end for end in self.facts.open.ends if end < shape.vocab]
-        if not ends:
-            raise ModelError(f"none of the ids that end its text is one of its {shape.vocab}: use its own config.json")
         banned = torch.ones(shape.vocab, dtype=torch.bool)
         banned[[i for i, piece in enumerate(text) if piece]] = False
         banned[ends] = False
