@@ -107,7 +107,8 @@ def test_typing_on_keeps_what_matches_and_clears_what_does_not(open_file: OpenFi
     neovim.wait_for_ghost("ce * count")
     neovim.keys("<BS>nt")
     neovim.wait_for_ghost("")
-    assert neovim.lines == ["x = 1", "total = prnt"]
+    assert neovim.cursor == (1, len("total = prnt"))
+    assert neovim.save() == b"x = 1\ntotal = prnt\n"
 
 
 @both_versions
@@ -119,6 +120,7 @@ def test_typing_on_and_accepting_at_once_doubles_nothing(open_file: OpenFile) ->
     wait_for(lambda: "count" in neovim.lines[1], "accepted text")
     assert neovim.lines[1] == "total = price * count"
     assert neovim.cursor == (1, len("total = price * count"))
+    assert neovim.save() == b"x = 1\ntotal = price * count\n"
 
 
 def test_accepting_what_no_longer_fits_types_the_key(open_file: OpenFile) -> None:
@@ -146,9 +148,9 @@ def test_escape_dismisses(open_file: OpenFile) -> None:
 
 @both_versions
 def test_a_crlf_file_with_tabs_keeps_both(open_file: OpenFile) -> None:
-    neovim = open_file(b"def f(a):\r\n\t\r\nf(1)\r\n", {"if a:": "\n\t\ta = -a\n\t\tprint(a)"})
-    neovim.keys("jAif a:")
-    neovim.wait_for_ghost("\n" + 16 * " " + "a = -a\n" + 16 * " " + "print(a)")
+    neovim = open_file(b"def f(a):\r\n\t\r\nf(1)\r\n", {"if a": ":\n\t\ta = -a\n\t\tprint(a)"})
+    neovim.keys("jAif a")  # A colon that is typed would have Neovim indent the line anew, by spaces.
+    neovim.wait_for_ghost(":\n        a = -a\n        print(a)")  # Tabs as wide as 4, as for Python.
     neovim.keys("<Tab>")
     wait_for(lambda: len(neovim.lines) == 5, "accepted text")
     assert neovim.cursor == (3, len("\t\tprint(a)"))
@@ -324,6 +326,8 @@ def test_word_by_word_and_line_by_line(open_file: OpenFile) -> None:
     neovim.keys("<C-l>")
     wait_for(lambda: neovim.lines[4] == "    return w * h", "accepted line", seen=lambda: neovim.lines)
     assert neovim.cursor == (4, len("    return w * h"))
+    neovim.wait_for_ghost("")
+    assert neovim.save().decode() == "\n".join(neovim.lines) + "\n"
 
 
 @both_versions
@@ -370,6 +374,8 @@ def test_an_open_menu_goes_when_ghost_text_is_accepted(open_file: OpenFile) -> N
     neovim.keys("<Tab>")
     wait_for(lambda: neovim.lines == ["total = price * count"], "accepted text", seen=lambda: neovim.lines)
     assert not neovim.nvim.funcs.pumvisible()
+    assert neovim.cursor == (0, len("total = price * count"))
+    assert neovim.save() == b"total = price * count\n"
 
 
 @pytest.mark.parametrize("command", ["bwipe!", "edit!", "write"])
@@ -392,7 +398,8 @@ def test_cycling_and_dismissing(open_file: OpenFile) -> None:
     wait_for(lambda: "/" in neovim.ghost, "count of what there is to choose from", seen=lambda: neovim.ghost)
     neovim.keys("<C-e>")
     neovim.wait_for_ghost("")
-    assert neovim.lines == ["total = "]
+    assert neovim.cursor == (0, len("total = "))
+    assert neovim.save() == b"total = \n"
 
 
 @both_versions
@@ -403,6 +410,8 @@ def test_a_selection_is_filled_previewed_and_undone_as_one_change(open_file: Ope
     assert "total = price * count" in neovim.screen
     neovim.keys("a")
     wait_for(lambda: neovim.lines == ["total = price * count"], "filled selection", seen=lambda: neovim.lines)
+    assert neovim.cursor[0] == 0
+    assert neovim.save() == b"total = price * count\n"
     neovim.keys("u")
     wait_for(lambda: neovim.lines == ["total = nothing"], "undone fill", seen=lambda: neovim.lines)
 
@@ -487,7 +496,8 @@ def test_a_file_of_secrets_stays_silent(open_file: OpenFile) -> None:
     neovim.keys("itotal = ")
     neovim.lua("vim.wait(1000) return true")
     assert neovim.ghost == ""
-    assert neovim.lines == ["total = "]
+    assert neovim.cursor == (0, len("total = "))
+    assert neovim.save() == b"total = \n"
 
 
 def test_checkhealth_names_what_is_switched_off_or_taken(open_file: OpenFile) -> None:
