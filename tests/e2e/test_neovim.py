@@ -148,9 +148,10 @@ def test_escape_dismisses(open_file: OpenFile) -> None:
 
 @both_versions
 def test_a_crlf_file_with_tabs_keeps_both(open_file: OpenFile) -> None:
-    neovim = open_file(b"def f(a):\r\n\t\r\nf(1)\r\n", {"if a": ":\n\t\ta = -a\n\t\tprint(a)"})
-    neovim.keys("jAif a")  # A colon that is typed would have Neovim indent the line anew, by spaces.
-    neovim.wait_for_ghost(":\n        a = -a\n        print(a)")  # Tabs as wide as 4, as for Python.
+    neovim = open_file(b"def f(a):\r\n\t\r\nf(1)\r\n", {"if a:": "\n\t\ta = -a\n\t\tprint(a)"})
+    neovim.nvim.command("set noexpandtab")  # A colon that is typed has Neovim indent the line anew.
+    neovim.keys("jAif a:")
+    neovim.wait_for_ghost("\n        a = -a\n        print(a)")  # Tabs as wide as 4, as for Python.
     neovim.keys("<Tab>")
     wait_for(lambda: len(neovim.lines) == 5, "accepted text")
     assert neovim.cursor == (3, len("\t\tprint(a)"))
