@@ -839,8 +839,9 @@ require("blink.cmp").setup({
   keymap = {
     preset = "default",
     ["<Tab>"] = {
-      function()
+      function(menu)
         if require("infill").text() ~= "" then
+          menu.hide()
           vim.schedule(require("infill").accept)
           return true
         end
