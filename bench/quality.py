@@ -406,7 +406,8 @@ Each decoder is given what the product cuts out of the document around the curso
 at the end chosen for it. *Similarity*: 1 less the edit distance over the longer length. Times are of the first
 {len(results.timed[BASE.name])} gaps, filled once more, decoder by decoder at each gap, with the context encoded before.
 The base is the model before our training, which knows no tokens for infilling: *suffix as text* puts the lines after
-the gap, then a blank line, above those before it. A decoder that is missing is one that the model cannot do.
+the gap, then a blank line, above those before it. The weights with which the memory is mixed in were fitted on other
+gaps of the same packages. A decoder that is missing is one that the model cannot do.
 """,
         of_decoders(results.decoders, results.timed),
         "By how the gap was made, and by language:\n",
