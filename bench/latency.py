@@ -104,7 +104,7 @@ async def embedded(count: int) -> list[Row]:
     """What a person meets: each place is opened, asked at, typed into, filled to the line's end, and left."""
     rows = {name: Row(name, []) for name in ("first request in a file", "next key stroke", "Enter", "a whole line")}
     cancels = Row("cancel until idle", [])
-    async with Session({}) as session:
+    async with Session({"model": "embedded"}) as session:
         status = await session.ready()
         for cut in track(places(count), f"{status.model}, {status.dtype}"):
             session.open(cut.uri, cut.text)

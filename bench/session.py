@@ -63,7 +63,7 @@ class Session:
     """One server process with its documents. Use as an asynchronous context manager."""
 
     def __init__(self, options: dict[str, Any], canvas: bool = False) -> None:
-        """options: initializationOptions; canvas: ask for the frames of each request, too."""
+        """options: initializationOptions, the model among them; canvas: ask for the frames of each request, too."""
         self._options = options
         self._experimental = {"infill": {"canvas": canvas, "timing": True}}
         self._client = LanguageClient("infill-session", "1")
@@ -71,7 +71,7 @@ class Session:
         self._timing: dict[str, Any] = {}
         self._timings: dict[tuple[str, int], dict[str, Any]] = {}
         self._asked = 0
-        self._engine = EngineClient(options.get("model", "embedded"))
+        self._engine = EngineClient(options["model"])
         #: Called with each `infill/canvas` notification.
         self.on_frame: Callable[[Any], None] = lambda frame: None
 
