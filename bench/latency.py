@@ -38,13 +38,18 @@ class Place:
     typed: str
 
 
+def modules() -> list[Path]:
+    """The modules of the standard library that are no packages, always in the same order."""
+    return sorted(Path(sysconfig.get_paths()["stdlib"]).glob("[a-z]*.py"))
+
+
 def places(count: int, seed: int = 7) -> list[Place]:
     """Cuts of the standard library, four characters into a line that says something."""
     choose = random.Random(seed)
-    modules = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("[a-z]*.py"))
+    paths = modules()
     found: list[Place] = []
     while len(found) < count:
-        path = choose.choice(modules)
+        path = choose.choice(paths)
         lines = path.read_text(encoding="utf-8").splitlines()
         if len(lines) < LEAST_LINES:
             continue

@@ -15,7 +15,6 @@ import os
 import platform
 import random
 import statistics
-import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from infill_engine import process
 from infill_engine.protocol import ANSWERED, Candidate, Final, InfillRequest, Reason
 from rich.progress import track
 
+from bench.latency import modules
 from infill_lsp.client import EngineClient
 
 #: Seconds between two keys of one typist.
@@ -106,9 +106,9 @@ HEADER = [
 
 def key_strokes(client: str, choose: random.Random) -> Iterator[InfillRequest]:
     """The requests of somebody who types a few lines of one file after another, without end."""
-    modules = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("[a-z]*.py"))
+    paths = modules()
     while True:
-        path = choose.choice(modules)
+        path = choose.choice(paths)
         lines = path.read_text(encoding="utf-8").split("\n")
         if len(lines) < LEAST_BEFORE + 2 * TYPED_LINES:
             continue

@@ -20,10 +20,9 @@ import json
 import math
 import os
 import random
-import sysconfig
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,8 +30,10 @@ from infill_engine import protocol
 from infill_engine.protocol import Final, Status
 from lsprotocol import types
 
+from bench.latency import modules
 from bench.plot import table
 from bench.session import Session
+from bench.typing import quantile
 
 MODEL = "noted"
 LENGTHS = 5_000, 20_000
@@ -80,15 +81,10 @@ class Row:
 HEADER = ["request", "n", "wall ms", "p95", "CPU ms", "p95", "loop took"]
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
-
-
 def source(lines: int) -> list[str]:
     """So many lines of Python."""
     found: list[str] = []
-    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("[a-z]*.py")):
+    for path in modules():
         found += path.read_text(encoding="utf-8").splitlines()
         if len(found) >= lines:
             break

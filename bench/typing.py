@@ -144,9 +144,13 @@ def quantiles(ms: Sequence[float]) -> str:
     """p50 / p95 and how many; "" of none."""
     if not ms:
         return ""
-    ordered = sorted(ms)
-    median, late = (ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)] for share in (0.5, 0.95))
-    return f"{median:.0f} / {late:.0f} ({len(ordered)})"
+    return f"{quantile(ms, 0.5):.0f} / {quantile(ms, 0.95):.0f} ({len(ms)})"
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The least of the values that so large a share of them is not above; nan of none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
 
 
 def keys(text: str) -> list[str]:
