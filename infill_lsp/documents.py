@@ -335,19 +335,10 @@ def _edited(tree: Tree, old: tuple[str, ...], new: tuple[str, ...]) -> Tree:
     above = min(next(compress(count(), map(ne, old, new)), shortest), shortest - 1)
     below = min(next(compress(count(), map(ne, reversed(old), reversed(new))), shortest), shortest - above)
     start_byte, start_point = _line_start(old, above)
-    (old_size, old_end), (new_size, new_end) = (_end(lines, above, len(lines) - below) for lines in (old, new))
+    (old_size, old_end), (new_size, new_end) = (_line_start(lines, len(lines) - below, above) for lines in (old, new))
     edited = tree.copy()
     edited.edit(start_byte, start_byte + old_size, start_byte + new_size, start_point, old_end, new_end)
     return edited
-
-
-def _end(lines: tuple[str, ...], first: int, end: int) -> tuple[int, Point]:
-    """Bytes from the start of line `first` to that of line `end`, and where that is; the end of the text for the row
-    after the last."""
-    size = len(_utf8(lines[first:end]))
-    if end == len(lines):
-        return size, (end - 1, len(_utf8(lines[-1:])))
-    return size + (end > first), (end, 0)
 
 
 def _range(lines: tuple[str, ...], piece: Piece) -> Range:
@@ -356,12 +347,13 @@ def _range(lines: tuple[str, ...], piece: Piece) -> Range:
     return Range(*piece, start, end)
 
 
-def _line_start(lines: tuple[str, ...], row: int) -> tuple[int, tuple[int, int]]:
-    """Byte offset and point of the start of line `row`; the end of the text for the row after the last."""
-    size = len(_utf8(lines[:row]))
+def _line_start(lines: tuple[str, ...], row: int, first: int = 0) -> tuple[int, Point]:
+    """Bytes from the start of line `first` to that of line `row`, and where that is; the end of the text for the row
+    after the last."""
+    size = len(_utf8(lines[first:row]))
     if row == len(lines):
         return size, (row - 1, len(_utf8(lines[-1:])))
-    return size + 1 if row else 0, (row, 0)
+    return size + (row > first), (row, 0)
 
 
 def _bytes(lines: Sequence[str], row: int) -> bytes:
