@@ -179,7 +179,7 @@ class Bench:
         truth = tokens_of(case.truth, request, engine._tokenizer)[:MIDDLE]
         nats, right, ms, seen = observe(engine, request, truth)
         candidate, _ = answer(engine, request)
-        shown, rest, _ = edited(case, tidied(case.snapshot, candidate))
+        shown, rest, _ = edited(case, tidied(case.snapshot, case.gap, candidate))
         exact = same(shown, rest, case.truth, case.gap.tail)
         return Seen(case.snapshot.language, len(truth), nats, right, bool(shown), exact, seen, ms)
 

@@ -5,7 +5,8 @@ own, whose memory is then its own. A gap stands behind 1,024 tokens of prefix an
 16 slots (32 for DiffusionGemma, which is known to do badly with fewer) is filled in as many passes as the family's
 authors take, or for the embedded model as its look-up leaves of 16 tokens. *Cold*: nothing of the prefix is encoded
 yet; *warm*: as in typing, it is but for the last token. Models with a mask token keep keys and values from pass to pass
-(a dual cache) and from request to request here; exactly, each pass costs what the cold context does.
+(a dual cache) and from request to request, as the engine has it on a CPU; exactly, each pass costs what the cold context
+does.
 
 Below stand, on paper, what a step of the full models cannot be faster than on an H200, at any quality of code: its
 bytes at 4.8 TB/s or its multiply-adds at 989 TFLOP/s in bf16 and 1,979 in FP8, whichever is longer.
@@ -31,7 +32,7 @@ from infill_engine import smollm
 from infill_engine.checkpoint import Form, needed_bytes
 from infill_engine.config import EngineConfig
 from infill_engine.core import Canvas, Contexts, Facts, OpenCanvas, OpenDenoiser, SelfConditioned, complete
-from infill_engine.families.masked import Caching
+from infill_engine.families.masked import KEPT
 from infill_engine.models import MOST_THREADS, physical_cores
 from infill_engine.serving import give_back
 from infill_kernels import Unmasked, unmask
@@ -234,8 +235,7 @@ def filling(model: Model, dtype: str, threads: int, prefix: int) -> OpenFilling 
         tensors |= smollm.quantised(tensors)
         return LeftFilling(smollm.SmolDenoiser(tensors, dtype, "cpu", threads=threads), SLOTS, prefix)
     kind = torch.float32 if dtype == "fp32" else torch.bfloat16
-    caching = Caching(refresh=1 << 30, dual=True, across=True)
-    denoiser = model.build("cpu", kind, caching=caching, team=team)
+    denoiser = model.build("cpu", kind, caching=KEPT, team=team)
     slots, passes = (GEMMA_SLOTS, GEMMA_PASSES) if model.kind == "gemma" else (SLOTS, SLOTS)
     return OpenFilling(denoiser, slots, passes, prefix)
 

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import msgspec
 import torch
 from infill_engine import catalogue, models
 from infill_engine.config import EngineConfig
-from infill_engine.core import Canvas, CommitPolicy, Contexts, Rows, complete
+from infill_engine.core import Canvas, CommitPolicy, Contexts, Denoiser, Rows, complete
 from infill_engine.engine import Engine
 from infill_engine.memory import Memory
 from infill_engine.policy import VerifiedPolicy
@@ -170,7 +170,7 @@ class Model:
     def fingerprint(self) -> str:
         """The type and the mean of the log-probabilities that the weights give to tokens without sense, behind a prefix
         and a block; four digits of it, which no two sets of weights share but by accident."""
-        denoiser = self.engine._denoiser
+        denoiser = cast(Denoiser, self.engine._denoiser)
         vocab = len(self.codec.tokens)
         ids = [vocab // 8 + i * 7919 % (vocab // 2) for i in range(3 * PROBE)]
         facts = denoiser.facts
@@ -431,7 +431,7 @@ class Runner:
         began = time.perf_counter()
         written, final = answer(engine, request)
         ms = (time.perf_counter() - began) * 1000
-        candidate = tidied(case.snapshot, written)
+        candidate = tidied(case.snapshot, case.gap, written)
         shown, rest, replaced = edited(case, candidate)
         tail = case.gap.tail
         return Filled(

@@ -27,7 +27,7 @@ from typing import Any, cast
 
 import torch
 from infill_engine.core import Contexts, OpenCanvas, OpenDenoiser, SelfConditioned, complete
-from infill_engine.families.masked import Caching
+from infill_engine.families.masked import EXACT, KEPT, Caching
 from infill_kernels import logits, unmask
 from torch import Tensor
 
@@ -303,7 +303,7 @@ class Bench:
             except torch.OutOfMemoryError:
                 print(f"{theirs.name} has no room for a batch of {batch}")
                 break
-            self._add(theirs.name, batch, ms, self._device.peak_gib(before), Caching(), difference)
+            self._add(theirs.name, batch, ms, self._device.peak_gib(before), EXACT, difference)
 
     def _add(
         self, by: str, batch: int, ms: float, peak: float, caching: Caching, difference: float | None = None
@@ -345,9 +345,9 @@ def main() -> None:
         device = Device(arguments.device, arguments.dtype, 2 if arguments.tiny else STEPS)
         print(f"{device.said}\n", flush=True)
         bench = Bench(model, arguments.dtype, device, sizes, batches)
-        bench.run(Caching(), "infill-engine", arguments.dtype != "fp8")
+        bench.run(EXACT, "infill-engine", arguments.dtype != "fp8")
         if not gemma:
-            bench.run(Caching(refresh=1 << 30, dual=True), "infill-engine, dual cache", False)
+            bench.run(replace(KEPT, across=False), "infill-engine, dual cache", False)
     print(f"\n{table(HEADER, [row.cells for row in bench.rows])}")
     if arguments.json:
         arguments.json.write_text(

@@ -196,6 +196,8 @@ def soak(events: int, seed: int, home: Path, root: Path) -> float:
 def difference(index: Index, folder: Folder) -> list[str]:
     """Paths that are in one of them alone, or with another text."""
     has, wants = index.manifest(), folder.readable()
+    if has is None:
+        return ["the index gives no answer"]
     return sorted(path for path in has.keys() | wants.keys() if has.get(path) != wants.get(path))[:10]
 
 

@@ -30,7 +30,7 @@ from infill_engine.training.corpus import documents
 from infill_engine.workspace import MERGED, MOST_FILE, Workspace
 from rich.progress import track
 
-from bench.engine import show
+from bench.plot import table
 
 VOCAB = 49_152
 LOOKUPS, CHANGES, STARTS = 1000, 50, 5
@@ -209,9 +209,9 @@ def main() -> None:
         "merge s",
         "start ms",
     ]
-    show(columns, rows)
+    print(table(columns, rows))
     print(f"\nAn open file of {LINES} lines:\n")
-    show(["", "ms"], of_file(files))
+    print(table(["", "ms"], of_file(files)))
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ class Session:
         await self._engine.aclose()
         await self._client.shutdown_async(None)
         self._client.exit(None)
-        await self._client.stop()
+        await self._client.stop()  # type: ignore[no-untyped-call]
 
     @property
     def pid(self) -> int:

@@ -23,8 +23,9 @@ from infill_engine.protocol import Candidate, Final, InfillRequest
 from msgspec.structs import replace
 from rich.progress import track
 
-from bench.engine import before, show
+from bench.engine import before
 from bench.latency import places
+from bench.plot import table
 
 LINES, TOKENS, TYPED = 4, 64, 3
 
@@ -114,7 +115,7 @@ def main() -> None:
         rows += [way.cells(ways[0] if count else None) for count, way in ways.items()]
         rows.append(again.cells(alone))
     print()
-    show(["decode", "median ms", "tokens a pass", "proposals right", "texts that differ"], rows)
+    print(table(["decode", "median ms", "tokens a pass", "proposals right", "texts that differ"], rows))
 
 
 if __name__ == "__main__":
