@@ -74,12 +74,20 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--refresh-passes",
         type=int,
-        default=default.refresh_passes,
         metavar="N",
-        help="of those, compute the context's keys and values in every Nth pass; more than 1 is not exact",
+        help="of those, compute the context's keys and values in every Nth pass; more than 1 is not exact "
+        "(default: as suits the device, 1 on a GPU, once a request on a CPU)",
     )
-    serve.add_argument("--dual-cache", action="store_true", help="between those passes keep those of the suffix, too")
-    serve.add_argument("--reuse-context", action="store_true", help="begin with the last request's; not exact")
+    serve.add_argument(
+        "--dual-cache",
+        action=argparse.BooleanOptionalAction,
+        help="between those passes keep those of the suffix, too (default: on a CPU)",
+    )
+    serve.add_argument(
+        "--reuse-context",
+        action=argparse.BooleanOptionalAction,
+        help="begin with the last request's; not exact (default: on a CPU)",
+    )
     serve.add_argument(
         "--idle-exit",
         type=float,

@@ -48,12 +48,13 @@ class EngineConfig:
     #: "threshold": each that is nine tenths sure; "entropy": those that are surest together.
     decoding: str = "published"
     #: Of those: passes from one in which all keys and values are computed to the next, between which those of the
-    #: prefix are kept, and those of the suffix if `dual_cache`. 1: all in each, which is exact.
-    refresh_passes: int = 1
-    dual_cache: bool = False
+    #: prefix are kept, and those of the suffix if `dual_cache`. 1: all in each, which is exact. None, of these three:
+    #: as suits the device, exact on a GPU and kept on a CPU, where a pass over all takes seconds.
+    refresh_passes: int | None = None
+    dual_cache: bool | None = None
     #: Of those: whether a request begins with the keys and values that the last one had of the same prefix, and with
     #: those that a new one has by itself, computed ahead; no text is exactly what it would be without.
-    reuse_context: bool = False
+    reuse_context: bool | None = None
     #: Tokens of context encoded in one step at most; fewer on a machine that needs more than 0.1 s for them.
     chunk_tokens: int = 64
     #: Memory for encoded contexts, in MiB.

@@ -35,6 +35,7 @@ from infill_engine.tokenizer import Codec
 
 if TYPE_CHECKING:  # they bring numba
     from infill_engine.checkpoint import Checkpoint, Form
+    from infill_engine.families.masked import Caching
     from infill_engine.memory import Memory
     from infill_engine.tokenizer import JsonCodec
     from infill_engine.workspaces import Workspaces
@@ -212,7 +213,6 @@ def _checkpoint(config: EngineConfig, folder: Path, report: Report) -> Engine:
     """A model that sees both sides, in a Hugging Face folder or a GGUF file."""
     from infill_engine.checkpoint import FORMS, Loaded, opened, read_json
     from infill_engine.families import families
-    from infill_engine.families.masked import Caching
     from infill_engine.serving import give_back
 
     checkpoint, on = opened(folder), device(config.device)
@@ -240,12 +240,11 @@ def _checkpoint(config: EngineConfig, folder: Path, report: Report) -> Engine:
     home = folder if folder.is_dir() else folder.parent
     codec = _codec(checkpoint, home, kind, report)
     generation = read_json(path) if (path := home / "generation_config.json").exists() else {}
-    caching = Caching(config.refresh_passes, config.dual_cache, config.reuse_context)
     denoiser = family(
         {**checkpoint.config, **codec.roles, "generation_config": generation},
         weights,
         codec.tokens,
-        caching=caching,
+        caching=_caching(config, on),
         device=on,
         cache_bytes=config.cache_mb << 20,
         team=team,
@@ -256,6 +255,19 @@ def _checkpoint(config: EngineConfig, folder: Path, report: Report) -> Engine:
     report("preparing the kernels", None)
     engine.warm_up()
     return engine
+
+
+def _caching(config: EngineConfig, on: str) -> Caching:
+    """What the config says, else what suits the device."""
+    from infill_engine.families.masked import EXACT, KEPT
+
+    best = KEPT if on == "cpu" else EXACT
+    return replace(
+        best,
+        refresh=best.refresh if config.refresh_passes is None else config.refresh_passes,
+        dual=best.dual if config.dual_cache is None else config.dual_cache,
+        across=best.across if config.reuse_context is None else config.reuse_context,
+    )
 
 
 def _codec(checkpoint: Checkpoint, home: Path, kind: str, report: Report) -> JsonCodec:

@@ -12,6 +12,9 @@ from small_tokenizer import CONTROLS, description, sentencepiece
 #: Ids that the tokenizer has for them, and rows of the embedding, of which the last ones are nobody's.
 ADDED, ROWS = {"<expand>": 300, "<end>": 301, "<mask>": 302, "<begin>": 303}, 320
 
+#: Settings of `EngineConfig` with which a pass is exact on any device.
+EXACT = {"refresh_passes": 1, "dual_cache": False, "reuse_context": False}
+
 
 def save(folder: Path, **changed: Any) -> None:
     """changed: what config.json says otherwise."""

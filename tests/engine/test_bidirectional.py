@@ -24,7 +24,7 @@ from infill_engine.scheduler import Scheduler
 from infill_engine.tokenizer import ByteCodec
 from scripted import wait_for
 from scripted_open import END_ID, EXPAND_ID, MASK_ID, Gap, OpenFake
-from small_checkpoint import save
+from small_checkpoint import EXACT, save
 from test_batching import together
 
 CONFIG = EngineConfig(prefix_tokens=400, suffix_tokens=32, chunk_tokens=16)
@@ -526,7 +526,8 @@ def test_a_checkpoint_in_a_folder_answers_through_the_scheduler(tmp_path, expand
     """A tiny random one with its own tokenizer; what it says is senseless, and the same for the same request only."""
     pytest.importorskip("transformers", minversion="5.11", reason="transformers is not installed")
     save(tmp_path, expand_token_id=expand)
-    served = models.load(replace(CONFIG, model=str(tmp_path), prefix_tokens=4096), lambda message, progress: None)
+    config = replace(CONFIG, model=str(tmp_path), prefix_tokens=4096, **EXACT)
+    served = models.load(config, lambda message, progress: None)
     fields = {"prefix": "import os\n" * 40, "head": "x = os.", "max_lines": 4}
     requests = [ask("a", suffix="\nprint(x)\n", **fields), ask("b", suffix="\nraise y\n", **fields)]
     answers = through_a_scheduler(served, [*requests, replace_document(requests[0], "c")])

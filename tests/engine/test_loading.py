@@ -26,7 +26,7 @@ from infill_engine.families.diffusion_gemma import Shape
 from infill_engine.protocol import Candidate, InfillRequest
 from infill_kernels.stored import E2M1, Dense, relative_error
 from safetensors.torch import load_file, save_file
-from small_checkpoint import ADDED, GEMMA_CANVAS, ROWS, save, save_gemma
+from small_checkpoint import ADDED, EXACT, GEMMA_CANVAS, ROWS, save, save_gemma
 from torch import Tensor
 
 pytest.importorskip("transformers", minversion="5.11", reason="transformers is not installed")
@@ -38,7 +38,7 @@ def quiet(message: str, progress: float | None) -> None:
 
 def text_of(model: Path, **options: Any) -> str:
     """What it writes into a gap."""
-    engine = models.load(EngineConfig(model=str(model), threads=1, **options), quiet)
+    engine = models.load(EngineConfig(model=str(model), threads=1, **EXACT, **options), quiet)
     wanted = InfillRequest(client="c", document="d", head="x = f(", tail=")", max_tokens=6, deadline_ms=60_000)
     *events, final = engine.events(wanted, time.monotonic())
     assert final.reason in ("end", "limit"), final

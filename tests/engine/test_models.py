@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from infill_engine import models, ngrams
 from infill_engine.config import EngineConfig
 from infill_engine.core import ModelError
+from infill_engine.families.masked import KEPT, Caching
 from infill_engine.protocol import InfillRequest
 from infill_engine.tokenizer import ByteCodec
-from small_checkpoint import save
+from small_checkpoint import EXACT, save
 from small_tokenizer import description
 
 
@@ -39,8 +42,9 @@ def quiet(message: str, progress: float | None) -> None:
 def test_a_folder_is_a_model(tmp_path: Path, dtype: str) -> None:
     pytest.importorskip("transformers", minversion="5.11", reason="transformers is not installed")
     save(tmp_path)
-    engine = models.load(EngineConfig(model=str(tmp_path), dtype=dtype), quiet)
+    engine: Any = models.load(EngineConfig(model=str(tmp_path), dtype=dtype, device="cpu"), quiet)
     assert engine.dtype == {"auto": "fp32"}.get(dtype, dtype)
+    assert engine._denoiser._caching == KEPT
     wanted = InfillRequest(client="c", document="d", head="x = f(", tail=")", max_tokens=4, deadline_ms=60_000)
     *_, final = engine.events(wanted, time.monotonic())
     assert final.reason in ("end", "limit")
@@ -54,6 +58,24 @@ def test_a_form_behind_a_name_rounds_as_it_is_loaded(tmp_path: Path) -> None:
     assert (engine.name, engine.dtype) == (f"{tmp_path}:int4", "int4")
     (tmp_path / "it:int8").mkdir()
     assert models.located(str(tmp_path / "it:int8"), quiet) == tmp_path / "it:int8"
+
+
+@pytest.mark.parametrize(
+    ("asked", "on_cpu", "on_gpu"),
+    [
+        ({}, KEPT, Caching()),
+        (EXACT, Caching(), Caching()),
+        ({"refresh_passes": 8}, replace(KEPT, refresh=8), Caching(refresh=8)),
+        ({"dual_cache": False}, replace(KEPT, dual=False), Caching()),
+        ({"reuse_context": True}, KEPT, Caching(across=True)),
+        ({"reuse_context": False}, replace(KEPT, across=False), Caching()),
+    ],
+)
+def test_what_is_kept_suits_the_device_unless_it_is_said(
+    asked: dict[str, Any], on_cpu: Caching, on_gpu: Caching
+) -> None:
+    config = EngineConfig(**asked)
+    assert (models._caching(config, "cpu"), models._caching(config, "cuda:1")) == (on_cpu, on_gpu)
 
 
 def test_what_is_wrong_with_a_folder_is_said_in_a_line(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 A Llama-like decoder (RMSNorm, rotary positions, grouped queries, gated FFN) without a causal mask: prefix, canvas and
 suffix are one sequence, and each token sees all of it. So the hidden states of the prefix depend on the canvas, and its
-keys and values are never final. What of them may be kept is said by `Caching`; by default nothing is, and a pass is
+keys and values are never final. What of them may be kept is said by `Caching`; where nothing is, a pass is
 exact. It knows its weights, its contexts and canvases; not text, not requests.
 
 Sources: Dream (arXiv 2508.15487), DiffuCoder (arXiv 2506.20639), LLaDA (arXiv 2502.09992); keys and values that are
@@ -97,6 +97,8 @@ class Caching:
 
 
 EXACT = Caching()
+#: For a CPU, where a pass over the whole sequence takes seconds: none is computed again in a request.
+KEPT = Caching(refresh=1 << 30, dual=True, across=True)
 
 #: New tokens of a prefix that are worth a pass of their own, ahead of the first one over the canvas, and layers of it
 #: that one step runs: between two, more urgent work may go first.
