@@ -690,9 +690,7 @@ class InfillServer(LanguageServer):
                         self._model_watch = asyncio.create_task(self._watch_model(engine, status.model))
                     if status.pid != self._engine_pid:
                         self._engine_pid = status.pid
-                        self.warmer.ready()
-                        if self._folders is not None:
-                            await self._folders.tell_again()
+                        await self._tell_again()
         except EngineError as error:
             self.board.engine("error", self.settings.model, str(error))
             self.show(str(error), types.MessageType.Error)
@@ -716,9 +714,13 @@ class InfillServer(LanguageServer):
                 if status.model != model:
                     model = status.model
                     self.suggestions.forget()
-                    self.warmer.ready()
-                    if self._folders is not None:
-                        await self._folders.tell_again()
+                    await self._tell_again()
+
+    async def _tell_again(self) -> None:
+        """An engine, or another model of it, knows of no document and of no folder yet."""
+        self.warmer.ready()
+        if self._folders is not None:
+            await self._folders.tell_again()
 
     def _tell_status(self, status: dict[str, Any]) -> None:
         if self.wants_status:
