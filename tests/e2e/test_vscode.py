@@ -298,7 +298,7 @@ def test_each_of_two_folders_has_its_say(open_window: Open, project: Path, tmp_p
     quiet = tmp_path / "quiet"
     quiet.mkdir()
     (quiet / "silent.py").write_bytes(b"")
-    (quiet / "infill.toml").write_text("enabled = false\n")
+    (quiet / ".infill.toml").write_text("enabled = false\n")
     workspace = tmp_path / "both.code-workspace"
     workspace.write_text(json.dumps({"folders": [{"path": str(project)}, {"path": str(quiet)}]}))
     window = open_window(b"", {"total = ": "price * count"}, where=f"workspace={workspace}")
