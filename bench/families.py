@@ -5,8 +5,8 @@ own, whose memory is then its own. A gap stands behind 1,024 tokens of prefix an
 16 slots (32 for DiffusionGemma, which is known to do badly with fewer) is filled in as many passes as the family's
 authors take, or for the embedded model as its look-up leaves of 16 tokens. *Cold*: nothing of the prefix is encoded
 yet; *warm*: as in typing, it is but for the last token. Models with a mask token keep keys and values from pass to pass
-(a dual cache) and from request to request, as the engine has it on a CPU; exactly, each pass costs what the cold context
-does.
+(a dual cache) and from request to request, as the engine has it on a CPU; exactly, each pass costs what the cold
+context does.
 
 Below stand, on paper, what a step of the full models cannot be faster than on an H200, at any quality of code: its
 bytes at 4.8 TB/s or its multiply-adds at 989 TFLOP/s in bf16 and 1,979 in FP8, whichever is longer.
