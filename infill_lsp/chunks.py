@@ -241,7 +241,7 @@ def _imports(captures: dict[str, list[Node]]) -> list[_Definition]:
 
 
 def _definition(node: Node, wrappers: set[int], container: bool, source: bytes, above: set[int]) -> _Definition:
-    body = node.child_by_field_name("body") or next((one for one in node.children if one.type == _DO), None)
+    body = node.child_by_field_name("body") or _child(node, _DO)
     line_start = source.rfind(b"\n", 0, node.start_byte) + 1
     header = source[line_start : body.start_byte if body is not None else node.end_byte]
     outer = node.parent if node.parent is not None and node.parent.id in wrappers else node
@@ -261,7 +261,7 @@ def _definition(node: Node, wrappers: set[int], container: bool, source: bytes, 
 def _name(node: Node, source: bytes) -> str:
     """What a definition defines, "" where no field of it says so: in C the name is within declarators, in Go within a
     specification, and what Rust implements is a type; of a call it is what its first argument begins with."""
-    given = next((one for one in node.children if one.type == _ARGUMENTS), None) if node.type == "call" else None
+    given = _child(node, _ARGUMENTS) if node.type == "call" else None
     if given is not None and (named := given.named_child(0)) is not None:
         while inner := next(filter(None, map(named.child_by_field_name, _DEFINED)), None):
             named = inner
@@ -278,6 +278,10 @@ def _name(node: Node, source: bytes) -> str:
             return _text(source[inner.start_byte : inner.end_byte]).rpartition("::")[2].strip()
         node = inner
     return ""
+
+
+def _child(node: Node, kind: str) -> Node | None:
+    return next((child for child in node.children if child.type == kind), None)
 
 
 def _text(source: bytes) -> str:

@@ -403,17 +403,16 @@ def _is_quoted(node: Node) -> bool:
 
 
 def _is_line_comment(node: Node) -> bool:
-    return not (node.text or b"").decode("utf-8", "replace").startswith(tuple(_BLOCK_COMMENTS))
+    return not languages.text_of(node).startswith(tuple(_BLOCK_COMMENTS))
 
 
 def _quote(node: Node) -> str:
     """What a string, or a comment of several lines, ends with."""
-    text = (node.text or b"").decode("utf-8", "replace")
+    text = languages.text_of(node)
     for opener, closer in _BLOCK_COMMENTS.items():
         if text.startswith(opener):
             return closer
-    last = node.child(node.child_count - 1) if node.child_count else None
-    token = (last.text or b"").decode("utf-8", "replace") if last is not None else ""
+    token = languages.text_of(node.child(node.child_count - 1) if node.child_count else None)
     if token and not any(map(is_word, token)):
         return token
     quote = _QUOTE.search(text)

@@ -96,8 +96,12 @@ class Language:
 
 
 def _first_word(node: Node) -> str:
-    first = node.child(0) if node.child_count else None
-    return (first.text or b"").decode("utf-8", "replace") if first is not None else ""
+    return text_of(node.child(0) if node.child_count else None)
+
+
+def text_of(node: Node | None) -> str:
+    """What a node spans of the text that it was parsed from; "" of none."""
+    return (node.text or b"").decode("utf-8", "replace") if node is not None else ""
 
 
 def _set(names: str) -> frozenset[str]:
