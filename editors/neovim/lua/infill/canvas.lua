@@ -12,7 +12,7 @@ local HIGHLIGHTS = { head = "Comment", committed = "Normal", proposed = "Diagnos
 local MASK = "·"
 
 local namespace = vim.api.nvim_create_namespace("infill.canvas")
-local buf, win ---@type integer?, integer?
+local win ---@type integer?
 
 ---@class infill.Slot
 ---@field text string
@@ -59,7 +59,7 @@ function M.toggle()
     win = nil
     return
   end
-  buf = vim.api.nvim_create_buf(false, true)
+  local buf = vim.api.nvim_create_buf(false, true)
   vim.bo[buf].bufhidden = "wipe"
   win = vim.api.nvim_open_win(buf, false, {
     relative = "editor",
@@ -82,11 +82,11 @@ function M.show(frame)
   if not M.is_open() then
     return
   end
-  local shown, lines, marks = assert(buf), drawn(frame)
-  vim.api.nvim_buf_set_lines(shown, 0, -1, false, lines)
+  local buf, lines, marks = vim.api.nvim_win_get_buf(assert(win)), drawn(frame)
+  vim.api.nvim_buf_set_lines(buf, 0, -1, false, lines)
   for _, mark in ipairs(marks) do
     local row, from, to, highlight = unpack(mark)
-    vim.api.nvim_buf_set_extmark(shown, namespace, row, from, { end_col = to, hl_group = highlight })
+    vim.api.nvim_buf_set_extmark(buf, namespace, row, from, { end_col = to, hl_group = highlight })
   end
   vim.api.nvim_win_set_config(assert(win), { title = (" infill: step %d, %d ms "):format(frame.step, frame.ms) })
 end
