@@ -40,14 +40,10 @@ def running() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("INFILL_RUNTIME_DIR", str(folder))
         patch.setenv("INFILL_CONFIG_DIR", str(folder))
-        asyncio.run(_ready())
+        asyncio.run(ready(MODEL))
         yield
         process.stop(MODEL)
     shutil.rmtree(folder)
-
-
-async def _ready() -> None:
-    await ready(MODEL)
 
 
 async def test_several_suggestions_are_other_texts_and_not_other_spaces(editor: Editor, running: None) -> None:
