@@ -352,7 +352,8 @@ def test_a_model_that_cannot_be_loaded_changes_nothing(engines: Engines, capsys:
     engines.up("auto")
     assert cli.main(["use", "broken"]) == 1
     line = "broken is not used: no such model: use embedded"
-    assert capsys.readouterr().err == f"infill-engine: {line}: embedded goes on\n"
+    # Above it may stand how far the loading was, as of any that takes a while.
+    assert capsys.readouterr().err.splitlines()[-1] == f"infill-engine: {line}: embedded goes on"
     status = status_of("auto")
     assert (status.state, status.model, status.message) == ("ready", "embedded", line)
     assert infill("auto", ask(head="return"))[-1] == Final("end")

@@ -157,7 +157,7 @@ def test_the_gradient_of_a_window_is_the_slope_of_its_loss():
     slopes = []
     for parameter in (learns.factors["blk_1_attn_qkv_a"], learns.factors["blk_0_ffn_down_b"], learns.mask_row):
         # Along the gradient the slope is far above what fp32 rounds; along a random line it may be near 0.
-        direction, step = parameter.grad / parameter.grad.norm(), 0.02
+        direction, step = parameter.grad / parameter.grad.norm(), 3e-3
         # Contexts are cached when serving and carry no gradient, so their share of the slope is taken out: layer 0's
         # updates reach them too.
         expected = float((parameter.grad * direction).sum())
