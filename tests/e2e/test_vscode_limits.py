@@ -71,7 +71,8 @@ def test_nothing_is_offered_in_a_comparison_a_peek_the_output_source_control_or_
 
     window.quick_open(project / "shapes.ts", "ready")
     window.go(2)
-    window.press("ArrowLeft", "Alt+F12")
+    window.press("ArrowLeft")
+    window.command("Peek Definition")
     wait_for(lambda: window.do("count", selector=".peekview-widget .preview .view-lines"), "peek", seconds=60)
     window.click(".peekview-widget .preview .view-lines")
     window.wait_for_status("off here: nothing is offered in a peek")
@@ -102,7 +103,7 @@ def test_a_folder_that_is_not_trusted_gets_suggestions_and_chooses_no_program(
     (project / ".vscode" / "settings.json").write_text(json.dumps(chosen))
     settings = {"security.workspace.trust.startupPrompt": "never", "security.workspace.trust.untrustedFiles": "open"}
     window = open_window(b"", {"total = ": "price * count"}, settings=settings, trusted=False)
-    assert window.do("count", selector='.statusbar-item[id="status.workspaceTrust"]'), "the folder is trusted"
+    wait_for(lambda: "Restricted Mode" in "".join(window.texts("body")), "word that the folder is not trusted")
     window.type("total = ")
     window.wait_for_ghost("price * count")
     window.shoot("vscode-untrusted.png")
@@ -233,9 +234,8 @@ def test_an_engine_elsewhere_answers_and_the_view_draws_its_frames_and_no_other(
     engine.answers(answers)
     with elsewhere(engine, token) as relay:
         address = {"infill.engine.address": relay.url, "infill.engine.tokenFile": str(token)}
-        window = open_window(b"total =", answers, machine=address)
-        window.press("Control+End")
-        window.type(" ")
+        window = open_window(b"", answers, machine=address)
+        window.type("total = ")
         window.wait_for_ghost("price * count")
         assert relay.frames() == [], "nobody looks"
 
@@ -287,7 +287,7 @@ def test_the_models_first_fetch_breaks_off_and_goes_on(
         window.wait_for_status("cannot download", seconds=120)
         window.shoot("vscode-fetch-failed.png")
         index.is_whole = True
-        window.command("Infill: Restart engine")
+        window.click(".notification-toast .monaco-button", "Restart engine")
         window.wait_for_status("ready", seconds=180)
     window.click(".editor-instance .view-lines")
     window.go(2)
@@ -383,6 +383,7 @@ class _Passing(socketserver.BaseRequestHandler):
             while data := engine.recv(65536):
                 self.server.said += data
                 self.request.sendall(data)
+            self.request.shutdown(socket.SHUT_RDWR)  # A connection that the engine closed must not look alive.
 
 
 @contextlib.contextmanager

@@ -36,7 +36,12 @@ const steps = {
   },
   async file(page, { name }) {
     await page.getByRole('treeitem', { name, exact: false }).first().dblclick({ timeout: LOAD_MS });
+    await steps.inFront(page, { name });
+  },
+  /** The tab is in front, and what is typed goes there. */
+  async inFront(page, { name }) {
     await page.locator(`.tab.active[data-resource-name="${name}"]`).waitFor({ timeout: LOAD_MS });
+    await page.locator('.editor-instance .monaco-editor.focused, .notebookOverlay').first().waitFor({ timeout: LOAD_MS });
   },
   /** Opens a file by its whole path: to find it by a part needs a search, which this VS Code may lack. */
   async quickOpen(page, { path }) {
@@ -47,7 +52,7 @@ const steps = {
     await input.fill(path);
     await page.locator('.quick-input-widget .monaco-list-row.focused').filter({ hasText: name }).waitFor({ timeout: STEP_MS });
     await page.keyboard.press('Enter');
-    await page.locator(`.tab.active[data-resource-name="${name}"]`).waitFor({ timeout: LOAD_MS });
+    await steps.inFront(page, { name });
   },
   async pause(page, { ms }) {
     await page.waitForTimeout(ms);
