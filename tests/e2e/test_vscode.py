@@ -141,22 +141,6 @@ def test_a_selection_is_written_anew_after_a_look_at_it(open_window: Open, file:
     assert file.read_bytes() == b"def area(w, h):\n    return w * h\n\n\nprint(area(2, 3))\n"
 
 
-def test_the_canvas_is_shown_as_it_is_denoised(open_window: Open) -> None:
-    window = open_window(b"x = 1\n", {"total = ": "price * count"})
-    window.command("Infill: Watch the model write")
-    window.do("click", selector=".editor-instance .view-lines")
-    window.press("Control+End")
-    window.type("total = ")
-    window.wait_for_ghost("price * count")
-    wait_for(
-        lambda: "price * count" in "".join(window.do("webview", selector="#canvas")),
-        "canvas",
-        seen=lambda: window.do("webview", selector="#canvas"),
-    )
-    wait_for(lambda: "slots written" in "".join(window.do("webview", selector="#says")), "words for screen readers")
-    window.shoot("vscode-denoise.png")
-
-
 def test_several_suggestions_are_gone_through_one_by_one(open_window: Open, file: Path, profile: Profile) -> None:
     keys = [
         {"key": "ctrl+alt+t", "command": "infill.trigger"},
