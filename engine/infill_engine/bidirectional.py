@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 import torch
-from infill_kernels import Allowed, Head, logits, unmask
+from infill_kernels import Allowed, Head, admitted, logits, unmask
 from torch import Tensor
 
 from infill_engine.config import EngineConfig
@@ -388,12 +388,7 @@ class OpenFilling:
 def _nucleus(hidden: Tensor, head: Head, allowed: Allowed | None, temperature: float, top_p: float) -> Allowed:
     """Each of the rows [N, D] restricted to its most probable admitted ids, up to the first with which they have more
     than `top_p` together; the most probable one is among them."""
-    y = logits(hidden, head) / temperature
-    if head.banned is not None:
-        y = y.masked_fill(head.banned, -torch.inf)
-    if allowed is not None:
-        some = allowed.row >= 0
-        y[some] = y[some].masked_fill(~allowed.mask[allowed.row[some]], -torch.inf)
+    y = admitted(hidden, head, allowed, temperature)
     sure, order = y.softmax(-1).sort(-1, descending=True)
     before = sure.cumsum(-1).roll(1, -1)
     before[:, 0] = 0.0

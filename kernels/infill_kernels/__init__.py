@@ -16,7 +16,7 @@ from infill_kernels.attention import (
 )
 from infill_kernels.commit import ENDED, FULL, LIVE, CanvasState, EntropyBound, Rule, Threshold, Verified
 from infill_kernels.dispatch import Backend, backend, canvas_attention, commit, rotate_and_store, unmask
-from infill_kernels.unmask import Allowed, Head, Unmasked, logits
+from infill_kernels.unmask import Allowed, Head, Unmasked, admitted, logits
 
 __all__ = [
     "BRANCH",
@@ -40,6 +40,7 @@ __all__ = [
     "Threshold",
     "Unmasked",
     "Verified",
+    "admitted",
     "backend",
     "canvas_attention",
     "commit",

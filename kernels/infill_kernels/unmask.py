@@ -133,12 +133,7 @@ def unmask(
     `Head.allow` refuse it.
     """
     check_temperature(temperature)
-    y = logits(hidden, head) / temperature
-    if head.banned is not None:
-        y = y.masked_fill(head.banned, -torch.inf)
-    if allowed is not None:
-        some = allowed.row >= 0
-        y[some] = y[some].masked_fill(~allowed.mask[allowed.row[some]], -torch.inf)
+    y = admitted(hidden, head, allowed, temperature)
     top, token = y.max(-1)
     y0 = y - top[:, None]  # from the top: at logits of some hundreds, lse - mean of y itself is off in the third digit
     weights = y0.exp()
@@ -168,3 +163,15 @@ def logits(hidden: Tensor, head: Head, ids: Tensor | None = None) -> Tensor:
     else:
         z = torch.einsum("nd,nkd->nk", hidden.float(), head.weight[ids].float())
     return z if head.softcap is None else head.softcap * torch.tanh(z / head.softcap)
+
+
+def admitted(hidden: Tensor, head: Head, allowed: Allowed | None, temperature: float) -> Tensor:
+    """float32 [N, V] logits of hidden states [N, D] over a temperature, -inf for ids that the head bans, or
+    that a row's restriction leaves out."""
+    y = logits(hidden, head) / temperature
+    if head.banned is not None:
+        y = y.masked_fill(head.banned, -torch.inf)
+    if allowed is not None:
+        some = allowed.row >= 0
+        y[some] = y[some].masked_fill(~allowed.mask[allowed.row[some]], -torch.inf)
+    return y

@@ -6,28 +6,15 @@ one a pass, without blocks, since the gap is one. Its length is asked for by CAL
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from infill_engine.checkpoint import Weights
 from infill_engine.core import Facts, OpenFacts
 from infill_engine.families import prompts
-from infill_engine.families.masked import (
-    CACHE_BYTES,
-    EXACT,
-    Caching,
-    MaskedDenoiser,
-    Names,
-    Shape,
-    ends,
-    number,
-    special,
-)
+from infill_engine.families.masked import Kind, MaskedDenoiser, Names, Shape, ends, number, special
 from infill_engine.lengths import CANDIDATES, PUBLISHED_BIAS
 from infill_engine.policy import StepsPolicy
-
-if TYPE_CHECKING:  # it brings numba
-    from infill_kernels import cpu
 
 _ROOT = "model.transformer."
 _BLOCK = f"{_ROOT}blocks.{{}}."
@@ -67,47 +54,22 @@ class LladaDenoiser(MaskedDenoiser):
 
     sizes = staticmethod(shape)
 
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        weights: Weights,
-        text: Sequence[bytes],
-        *,
-        caching: Caching = EXACT,
-        device: str = "cpu",
-        cache_bytes: int = CACHE_BYTES,
-        team: cpu.Team | None = None,
-    ) -> None:
-        """As `Qwen2Denoiser`."""
-        sizes = shape(config)
+    @staticmethod
+    def kind(config: Mapping[str, Any], weights: Weights) -> Kind:
         mask_id, (end_id, ended) = special(config, "mask_token_id")[0], ends(config)
-        policy = StepsPolicy("prob", spread="even", tempered=False)
         opening, closing = prompts.LLADA.around(config)
-        super().__init__(
-            sizes,
+        facts = OpenFacts(
+            policy=StepsPolicy("prob", spread="even", tempered=False),
+            lengths=CANDIDATES,
+            length="calibrated",
+            ends=ended,
+            bias=PUBLISHED_BIAS,
+            positions=shape(config).positions,
+            closing=closing,
+            blocks=True,
+        )
+        return Kind(
             NAMES.tied() if config.get("weight_tying") else NAMES,
-            weights,
-            Facts(
-                mask_id,
-                end_id,
-                opening,
-                lookahead=0,
-                left=(0, 0),
-                open=OpenFacts(
-                    policy,
-                    CANDIDATES,
-                    "calibrated",
-                    ended,
-                    bias=PUBLISHED_BIAS,
-                    positions=sizes.positions,
-                    closing=closing,
-                    blocks=True,
-                ),
-            ),
-            text,
+            Facts(mask_id, end_id, opening, lookahead=0, left=(0, 0), open=facts),
             shifted=False,
-            caching=caching,
-            device=device,
-            cache_bytes=cache_bytes,
-            team=team,
         )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from infill_kernels import OPEN, PAGE, Head, KVPool, Part, Placed, Rope, moved, plan
@@ -171,37 +171,52 @@ class _Share:
         return Part(range(self.first, end), [-1] * count, [OPEN] * count, count, self.kv.pages, self.first, known)
 
 
+class Kind(NamedTuple):
+    """What one checkpoint with a mask token is, beside its sizes."""
+
+    names: Names
+    facts: Facts
+    #: Whether a token predicts the one to its right, as in a model that was causal, or itself.
+    shifted: bool
+    #: Ids that stand in no text and that the policy wants to be said all the same.
+    controls: Sequence[int] = ()
+
+
 class MaskedDenoiser:
-    """`OpenDenoiser` of a model with a mask token."""
+    """`OpenDenoiser` of a model with a mask token. A family says what its checkpoints are: `sizes` and `kind`."""
 
     @staticmethod
     def sizes(config: Mapping[str, Any]) -> Shape:
         """Those that a family's config.json says. Raises `ModelError` for one that lacks a size."""
         raise NotImplementedError
 
+    @staticmethod
+    def kind(config: Mapping[str, Any], weights: Weights) -> Kind:
+        """What else a checkpoint says of itself; arguments as `__init__` has them. Raises `ModelError`."""
+        raise NotImplementedError
+
     def __init__(
         self,
-        shape: Shape,
-        names: Names,
+        config: Mapping[str, Any],
         weights: Weights,
-        facts: Facts,
         text: Sequence[bytes],
         *,
-        shifted: bool,
-        controls: Sequence[int] = (),
         caching: Caching = EXACT,
         device: str = "cpu",
         cache_bytes: int = CACHE_BYTES,
         team: cpu.Team | None = None,
     ) -> None:
-        """text: the bytes of each id, empty for those that never stand in text, at most as many as the vocabulary has;
-        shifted: whether a token predicts the one to its right, as in a model that was causal, or itself; controls: ids
-        that stand in no text and that the policy wants to be said all the same; cache_bytes: memory for keys and values
-        of all passes and contexts; team: the threads of the compiled kernels of the CPU, which run matrices rounded to
-        int8 (see `Shape.compiled`); None: torch runs the matrices as `weights` have them.
+        """config: what config.json says, with the ids that the tokenizer's files say (`JsonCodec.roles`) in the place
+        of its own; weights: by their published names; text: the bytes of each id, empty for those that never stand in
+        text, at most as many as the vocabulary has; cache_bytes: memory for keys and values of all passes and contexts;
+        team: the threads of the compiled kernels of the CPU, which run matrices rounded to int8 (see `Shape.compiled`);
+        None: torch runs the matrices as `weights` have them.
 
-        Raises `ModelError` for weights of other sizes, and where the mask is no id of the vocabulary.
+        Raises `ModelError` for a config or weights that are not of this family or of other sizes, and where the mask is
+        no id of the vocabulary.
         """
+        shape = self.sizes(config)
+        names, facts, shifted, controls = self.kind(config, weights)
         self.facts = facts
         self._shape, self._shifted, self._caching = shape, shifted, caching
         self._device = torch.device(device)

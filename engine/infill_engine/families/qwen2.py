@@ -11,28 +11,15 @@ they publish to draw with is `SAMPLING`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from infill_engine.checkpoint import Weights
 from infill_engine.core import Facts, ModelError, OpenFacts
 from infill_engine.families import prompts
-from infill_engine.families.masked import (
-    CACHE_BYTES,
-    EXACT,
-    Caching,
-    MaskedDenoiser,
-    Names,
-    Shape,
-    ends,
-    number,
-    special,
-)
+from infill_engine.families.masked import Kind, MaskedDenoiser, Names, Shape, ends, number, special
 from infill_engine.lengths import CANDIDATES, PUBLISHED_BIAS
 from infill_engine.policy import ElasticPolicy, StepsPolicy
-
-if TYPE_CHECKING:  # it brings numba
-    from infill_kernels import cpu
 
 _LAYER = "model.layers.{}."
 NAMES = Names(
@@ -80,25 +67,10 @@ class Qwen2Denoiser(MaskedDenoiser):
 
     sizes = staticmethod(shape)
 
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        weights: Weights,
-        text: Sequence[bytes],
-        *,
-        caching: Caching = EXACT,
-        device: str = "cpu",
-        cache_bytes: int = CACHE_BYTES,
-        team: cpu.Team | None = None,
-    ) -> None:
-        """config: what config.json says, with the ids that the tokenizer's files say (`JsonCodec.roles`) in the place
-        of its own; weights: by their published names; text: the bytes of each id, empty for those that never stand in
-        text.
-
-        Raises `ModelError` for a config or weights that are not of this family.
-        """
-        sizes = shape(config)
+    @staticmethod
+    def kind(config: Mapping[str, Any], weights: Weights) -> Kind:
         mask_id, (end_id, ended) = special(config, "mask_token_id")[0], ends(config)
+        positions = shape(config).positions
         expand = special(config, "expand_token_id", needed=False)
         opening, closing = (prompts.DREAMON if expand else prompts.DREAM).around(config)
         if expand:
@@ -108,7 +80,7 @@ class Qwen2Denoiser(MaskedDenoiser):
                 length="elastic",
                 ends=ended,
                 most=ELASTIC_MOST,
-                positions=sizes.positions,
+                positions=positions,
                 closing=closing,
                 blocks=True,
                 sampling=ELASTIC_SAMPLING,
@@ -120,22 +92,15 @@ class Qwen2Denoiser(MaskedDenoiser):
                 length="calibrated",
                 ends=ended,
                 bias=PUBLISHED_BIAS,
-                positions=sizes.positions,
+                positions=positions,
                 blocks=True,
                 sampling=SAMPLING,
                 closing=closing,
             )
         tied = bool(config.get("tie_word_embeddings")) and not weights.has("lm_head.weight")
-        super().__init__(
-            sizes,
+        return Kind(
             NAMES.tied() if tied else NAMES,
-            weights,
             Facts(mask_id, end_id, opening, lookahead=0, left=(0, 0), open=facts),
-            text,
             shifted=True,
             controls=expand,
-            caching=caching,
-            device=device,
-            cache_bytes=cache_bytes,
-            team=team,
         )
