@@ -140,12 +140,7 @@ class OpenFilling:
 
     def begin(self, warm: bool) -> None:
         """Encodes the prefix anew, or all of it but what a key stroke adds."""
-        ids = _ids(self.prefix)
-        if warm:
-            self._contexts.prefix.truncate(self.prefix - 1)
-            complete(self.denoiser.encode(ids[-1:], self._contexts.prefix))
-        else:
-            self._contexts = Contexts(complete(self.denoiser.encode(ids, None)))
+        self._contexts = _encoded(self.denoiser, self.prefix, self.prefix, self._contexts if warm else None)
         blank = self._facts.mask_id if self._facts.mask_id is not None else 7
         self._canvas = OpenCanvas.of(self.prefix, (), [blank] * self.slots, _ids(self.suffix))
         self._state, self._left = None, self.passes
@@ -190,16 +185,7 @@ class LeftFilling:
         return -int(-self.slots // COMMITTED)
 
     def begin(self, warm: bool) -> None:
-        ids = _ids(self.prefix)
-        if warm:
-            self._contexts.prefix.truncate(self.prefix - 1)
-            complete(self.denoiser.encode(ids[-1:], self._contexts.prefix))
-        else:
-            kv = None
-            for at in range(0, self.prefix, CHUNK):
-                kv = complete(self.denoiser.encode(ids[at : at + CHUNK], kv))
-            assert kv is not None
-            self._contexts = Contexts(kv)
+        self._contexts = _encoded(self.denoiser, self.prefix, CHUNK, self._contexts if warm else None)
         self._canvas, self._state = Canvas(self.prefix, tuple(_ids(4)), 2 * self.slots), None
 
     def least(self, model: Model) -> Step:
@@ -215,6 +201,18 @@ class LeftFilling:
         count = int(COMMITTED * (len(committed) + 1)) - int(COMMITTED * len(committed))
         self._canvas = replace(self._canvas, committed=(*committed, *said[:count]))
         return len(self._canvas.committed) >= self.slots
+
+
+def _encoded(denoiser: OpenDenoiser | smollm.SmolDenoiser, prefix: int, chunk: int, kept: Contexts | None) -> Contexts:
+    """A prefix of so many tokens, encoded in chunks; all but its last token is `kept`, if that is there."""
+    ids, kv, first = _ids(prefix), None, 0
+    if kept is not None:
+        kv, first = kept.prefix, prefix - 1
+        kv.truncate(first)
+    for at in range(first, prefix, chunk):
+        kv = complete(denoiser.encode(ids[at : at + chunk], kv))
+    assert kv is not None
+    return Contexts(kv)
 
 
 def _ids(count: int) -> list[int]:
