@@ -65,24 +65,23 @@ def rows(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[list[str]]:
 
 
 def plot(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Nats over predictions learned from, as an SVG, in decades; without what was measured before the first step."""
+    """Nats over predictions learned from, as an SVG."""
     lines = {
-        f"{name}: {what}" if len(runs) > 1 else what: [
-            (math.log10(one["predictions"]), one[key]) for one in of_run if one["predictions"]
-        ]
+        f"{name}: {what}" if len(runs) > 1 else what: [(one["predictions"], one[key]) for one in of_run]
         for name, of_run in runs.items()
         for what, key in DRAWN.items()
     }
-    places = [x for points in lines.values() for x, _ in points]
-    x_ticks = list(range(math.floor(min(places, default=4)), math.ceil(max(places, default=4)) + 1))
+    most = max((x for points in lines.values() for x, _ in points), default=0)
+    nats = [y for points in lines.values() for _, y in points]
+    step = 10 ** math.ceil(math.log10(max(10, most) / 10))  # as many ticks as ten at most
     return curves(
         lines,
         "predictions learned from",
         "nats a token, held out",
-        x_ticks,
-        list(range(1, 8)),
-        x_label=lambda x: f"{10**x:,.0f}",
-        y_label=lambda y: f"{y:.0f}",
+        [step * i for i in range(math.ceil(max(1, most) / step) + 1)],
+        [i / 2 for i in range(math.floor(2 * min(nats, default=1)), math.ceil(2 * max(nats, default=4)) + 1)],
+        x_label=lambda x: f"{x:,.0f}",
+        y_label=lambda y: f"{y:.1f}",
     )
 
 
