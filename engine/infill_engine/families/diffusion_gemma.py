@@ -50,6 +50,7 @@ from torch import Tensor
 
 from infill_engine.checkpoint import Weights
 from infill_engine.core import ContextKV, Contexts, Facts, ModelError, OpenCanvas, OpenFacts
+from infill_engine.decoder import KV
 from infill_engine.families import prompts
 from infill_engine.families.masked import CACHE_BYTES, EXACT, Caching, special
 from infill_engine.policy import AnnealedPolicy
@@ -170,34 +171,27 @@ class _Layer:
 
 
 class _KV:
-    """Keys and values of one run of tokens, in pages of the pools of both kinds of layers, to which they return."""
+    """Keys and values of one run of tokens, of sliding and of full layers."""
 
     def __init__(self, pools: tuple[KVPool, KVPool]) -> None:
-        self.length = 0
-        self.pages: tuple[list[int], list[int]] = ([], [])
-        self._pools = pools
+        self.kinds = KV(pools[0]), KV(pools[1])
+
+    @property
+    def length(self) -> int:
+        return self.kinds[0].length
 
     @property
     def nbytes(self) -> int:
-        return sum(len(pages) * pool.page_bytes for pages, pool in zip(self.pages, self._pools, strict=True))
+        return sum(kv.nbytes for kv in self.kinds)
 
     def truncate(self, length: int) -> None:
-        self.length = min(self.length, length)
-        self._give(-(-self.length // PAGE))
+        for kv in self.kinds:
+            kv.truncate(length)
 
     def reserve(self, length: int) -> None:
         """Room for `length` tokens. Raises `MemoryError` where a pool has no more."""
-        for pages, pool in zip(self.pages, self._pools, strict=True):
-            while len(pages) * PAGE < length:
-                pages.append(pool.take())
-
-    def _give(self, kept: int) -> None:
-        for pages, pool in zip(self.pages, self._pools, strict=True):
-            pool.give(pages[kept:])
-            del pages[kept:]
-
-    def __del__(self) -> None:
-        self._give(0)
+        for kv in self.kinds:
+            kv.reserve(length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,9 +247,9 @@ class DiffusionGemma:
         kv.reserve(done + n)
         positions, parents, classes = range(done, done + n), range(-1, n - 1), [LEFT] * n
         plans = [
-            plan([Part(positions, parents, classes, n, kv.pages[full], done, [Placed(kv.pages[full], 0, done)])], 0.0,
+            plan([Part(positions, parents, classes, n, own.pages, done, [Placed(own.pages, 0, done)])], 0.0,
                  self._device)
-            for full in (False, True)
+            for own in kv.kinds
         ]  # fmt: skip
         x = F.embedding(moved(torch.tensor(tokens), self._device), self.embedding) * self.scale
         for i in range(len(self._layers)):
@@ -263,7 +257,8 @@ class DiffusionGemma:
                 yield
             kind = self.shape.kinds[self.shape.full[i]]
             x = self._run(x, i, plans[self.shape.full[i]], kind.window, 0)
-        kv.length = done + n
+        for own in kv.kinds:
+            own.length = done + n
 
     def decode(self, tokens: Tensor, soft: Tensor, plans: Sequence[Plan]) -> Tensor:
         """The rows [N, D] of the final norm for canvases of N tokens in all.
@@ -289,9 +284,9 @@ class DiffusionGemma:
             for (origin, size), prefix, kv in zip(canvases, prefixes, own, strict=True):
                 # Of the prefix the same tokens for every row: not a window that moves with them.
                 first = 0 if kind.window is None else max(0, origin - (kind.window - 1))
-                seen = [Placed(prefix.pages[full], first, origin)]
+                seen = [Placed(prefix.kinds[full].pages, first, origin)]
                 alike = range(origin, origin + size), [-1] * size, [OPEN] * size
-                parts.append(Part(*alike, size, kv.pages[full], 0, seen))
+                parts.append(Part(*alike, size, kv.kinds[full].pages, 0, seen))
             plans.append(plan(parts, 0.0, self._device))
         return plans
 
