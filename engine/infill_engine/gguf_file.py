@@ -16,6 +16,7 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,8 +46,6 @@ class _Layout(NamedTuple):
     bytes: int
 
 
-#: In which scales are kept, and in which they are exact.
-_SCALES = (torch.float16, torch.float32)
 _FLOATS = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 _LAYOUTS = {
     0: _Layout("F32", 1, 4),
@@ -105,7 +104,7 @@ class GgufFile:
             return Dense(flat.view(_FLOATS[entry.kind]).view(entry.shape))
         layout = _LAYOUTS[entry.kind]
         raw = np.frombuffer(self._map, np.uint8, entry.size, entry.start)
-        return _GROUPED[layout.name](raw.reshape(-1, layout.bytes), entry.shape, _SCALES[0])
+        return _kept(_GROUPED[layout.name](raw.reshape(-1, layout.bytes), entry.shape))
 
     def rounding(self, name: str, rows: int) -> float:
         """The relative error of `tensor` in its first rows: of a quantised one the scales are rounded, to fp16."""
@@ -115,9 +114,8 @@ class GgufFile:
         layout, ins = _LAYOUTS[entry.kind], entry.shape[-1]
         count = min(rows, entry.size // layout.bytes * layout.numbers // ins)
         raw = np.frombuffer(self._map, np.uint8, count * ins // layout.numbers * layout.bytes, entry.start)
-        read = _GROUPED[layout.name]
-        rounded, exact = (read(raw.reshape(-1, layout.bytes), (count, ins), kept) for kept in _SCALES)
-        return relative_error(rounded, exact.rows(0, count, torch.float32))
+        exact = _GROUPED[layout.name](raw.reshape(-1, layout.bytes), (count, ins))
+        return relative_error(_kept(exact), exact.rows(0, count, torch.float32))
 
     def served_bytes(self, name: str) -> int:
         """What `tensor` of it takes."""
@@ -219,20 +217,23 @@ def _halves(raw: Array, first: int, count: int = 1) -> Array:
     return np.ascontiguousarray(raw[:, first : first + 2 * count]).view(np.float16).astype(np.float32)
 
 
-def _put(
-    shape: tuple[int, ...], codes: Array, scale: Array, offset: Array | None, bits: int, kept: torch.dtype
-) -> Grouped:
-    """codes [blocks, numbers], scale and offset [blocks, groups], in the order of the numbers; kept: of the scales."""
+def _put(shape: tuple[int, ...], codes: Array, scale: Array, offset: Array | None, bits: int) -> Grouped:
+    """codes [blocks, numbers], scale and offset fp32 [blocks, groups], in the order of the numbers."""
 
-    def shaped(x: Array, dtype: torch.dtype) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(x)).view(*shape[:-1], -1).to(dtype)
+    def shaped(x: Array) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(x)).view(*shape[:-1], -1)
 
     if bits == 4:
         packed = codes[:, ::2] | codes[:, 1::2] << 4
-        values = shaped(packed, torch.uint8)
+        values = shaped(packed)
     else:
-        values = shaped(codes.view(np.int8), torch.int8)
-    return Grouped(values, shaped(scale, kept), None if offset is None else shaped(offset, kept))
+        values = shaped(codes.view(np.int8))
+    return Grouped(values, shaped(scale), None if offset is None else shaped(offset))
+
+
+def _kept(exact: Grouped) -> Grouped:
+    """With scales in fp16, as they are served."""
+    return replace(exact, scale=exact.scale.half(), offset=None if exact.offset is None else exact.offset.half())
 
 
 def _low_high(bytes_: Array) -> Array:
@@ -240,17 +241,17 @@ def _low_high(bytes_: Array) -> Array:
     return np.concatenate([bytes_ & 15, bytes_ >> 4], 1)
 
 
-def _q4_0(raw: Array, shape: tuple[int, ...], kept: torch.dtype) -> Grouped:
+def _q4_0(raw: Array, shape: tuple[int, ...]) -> Grouped:
     scale = _halves(raw, 0)
-    return _put(shape, _low_high(raw[:, 2:]), scale, -8 * scale, 4, kept)
+    return _put(shape, _low_high(raw[:, 2:]), scale, -8 * scale, 4)
 
 
-def _q4_1(raw: Array, shape: tuple[int, ...], kept: torch.dtype) -> Grouped:
-    return _put(shape, _low_high(raw[:, 4:]), _halves(raw, 0), _halves(raw, 2), 4, kept)
+def _q4_1(raw: Array, shape: tuple[int, ...]) -> Grouped:
+    return _put(shape, _low_high(raw[:, 4:]), _halves(raw, 0), _halves(raw, 2), 4)
 
 
-def _q8_0(raw: Array, shape: tuple[int, ...], kept: torch.dtype) -> Grouped:
-    return _put(shape, raw[:, 2:], _halves(raw, 0), None, 8, kept)
+def _q8_0(raw: Array, shape: tuple[int, ...]) -> Grouped:
+    return _put(shape, raw[:, 2:], _halves(raw, 0), None, 8)
 
 
 def _six_bits(raw: Array) -> tuple[Array, Array]:
@@ -267,29 +268,29 @@ def _runs(bytes_: Array) -> Array:
     return np.concatenate([runs & 15, runs >> 4], 2).reshape(len(bytes_), 256)
 
 
-def _q4_k(raw: Array, shape: tuple[int, ...], kept: torch.dtype) -> Grouped:
+def _q4_k(raw: Array, shape: tuple[int, ...]) -> Grouped:
     scales, minima = _six_bits(raw[:, 4:16])
-    return _put(shape, _runs(raw[:, 16:]), _halves(raw, 0) * scales, -_halves(raw, 2) * minima, 4, kept)
+    return _put(shape, _runs(raw[:, 16:]), _halves(raw, 0) * scales, -_halves(raw, 2) * minima, 4)
 
 
-def _q5_k(raw: Array, shape: tuple[int, ...], kept: torch.dtype) -> Grouped:
+def _q5_k(raw: Array, shape: tuple[int, ...]) -> Grouped:
     scales, minima = _six_bits(raw[:, 4:16])
     fifth = raw[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
     codes = _runs(raw[:, 48:]) | fifth.reshape(len(raw), 256) << 4
-    return _put(shape, codes, _halves(raw, 0) * scales, -_halves(raw, 2) * minima, 8, kept)
+    return _put(shape, codes, _halves(raw, 0) * scales, -_halves(raw, 2) * minima, 8)
 
 
-def _q6_k(raw: Array, shape: tuple[int, ...], kept: torch.dtype) -> Grouped:
+def _q6_k(raw: Array, shape: tuple[int, ...]) -> Grouped:
     halves = raw[:, :128].reshape(len(raw), 2, 1, 64)
     low = np.concatenate([halves & 15, halves >> 4], 2).reshape(len(raw), 256)
     high = raw[:, 128:192].reshape(len(raw), 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
     codes = (low | high.reshape(len(raw), 256) << 4).view(np.int8) - np.int8(32)
     scales = np.ascontiguousarray(raw[:, 192:208]).view(np.int8).astype(np.float32)
-    return _put(shape, codes.view(np.uint8), _halves(raw, 208) * scales, None, 8, kept)
+    return _put(shape, codes.view(np.uint8), _halves(raw, 208) * scales, None, 8)
 
 
-#: Blocks [blocks, bytes], the tensor's shape and the type of scales.
-_GROUPED: dict[str, Callable[[Array, tuple[int, ...], torch.dtype], Grouped]] = {
+#: Blocks [blocks, bytes] and the tensor's shape, read exactly.
+_GROUPED: dict[str, Callable[[Array, tuple[int, ...]], Grouped]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q8_0": _q8_0,
