@@ -448,7 +448,8 @@ class Scheduler:
     @property
     def _is_due(self) -> bool:
         """Whether a successor waits to take over."""
-        return self.successor is not None and self.successor.engine is not None
+        successor = self.successor  # which the thread that loads it may let fall meanwhile
+        return successor is not None and successor.engine is not None
 
     def _not_ready(self) -> Final | None:
         """Why the engine cannot be asked anything now."""
@@ -560,7 +561,9 @@ class Scheduler:
         del former
         self._freed()
         successor.serves()
-        self.successor = None
+        with self._wake:
+            if self.successor is successor:  # else a newer one is on its way
+                self.successor = None
         self._enter(Phase("ready"))
         log.info("%s serves now", successor.name)
 

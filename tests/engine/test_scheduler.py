@@ -674,6 +674,17 @@ def test_of_two_successors_the_newer_one_takes_over(start: Start) -> None:
     assert scheduler.successor is None
 
 
+def test_a_successor_that_is_wanted_while_another_takes_over_takes_over_next(start: Start) -> None:
+    scheduler = start(named("former", two_steps))
+
+    def second() -> None:
+        scheduler.succeed("second", lambda report: named("second", two_steps))
+
+    scheduler.succeed("first", lambda report: named("first", two_steps), second)
+    wait_for(lambda: scheduler.engine is not None and scheduler.engine.name == "second")
+    wait_for(lambda: scheduler.successor is None)
+
+
 def test_what_was_let_go_is_loaded_again_as_what_it_became() -> None:
     scheduler = Scheduler(lambda report: named("former", two_steps), release_s=0.05)
     scheduler.start()
