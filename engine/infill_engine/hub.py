@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import http.client
 import json
@@ -30,7 +29,7 @@ from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
 from infill_engine.catalogue import GB, hub_cache, snapshot
-from infill_engine.fetch import BLOCK, POLL_S, FetchError, Report
+from infill_engine.fetch import BLOCK, POLL_S, FetchError, Report, alone
 
 #: Seconds without a byte after which a connection is given up; tries without one, and seconds between two of them.
 TIMEOUT_S = 30.0
@@ -181,7 +180,8 @@ class _Repository:
         """Sees to it that a file's blob is whole."""
         blob = self._folder / "blobs" / file.hash
         blob.parent.mkdir(parents=True, exist_ok=True)
-        with self._lock(file):
+        lock = self._locks / f"{file.hash}.lock"  # which the hub's own tools take, too
+        with alone(lock, self._hub, self._report):
             if blob.exists():
                 return
             part = blob.with_name(f"{file.hash}.incomplete")
@@ -244,20 +244,6 @@ class _Repository:
             if error.code == 416 and headers:  # more was there than there is: begin anew
                 raise FetchError(f"{self._hub} changed while it was fetched: try again") from None
             raise
-
-    @contextlib.contextmanager
-    def _lock(self, file: _File) -> Iterator[None]:
-        """The lock that the hub's own tools take for a blob."""
-        self._locks.mkdir(parents=True, exist_ok=True)
-        with open(self._locks / f"{file.hash}.lock", "a") as lock:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    self._report(f"waiting for another process that fetches {self._hub}", None)
-                    time.sleep(POLL_S)
-            yield
 
 
 class _SameHost(urllib.request.HTTPRedirectHandler):
