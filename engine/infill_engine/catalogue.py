@@ -354,7 +354,7 @@ def _in(path: Path, hub: str) -> Iterator[Found]:
     """The checkpoints in a folder, or the file itself."""
     if path.is_dir() and (path / "config.json").exists() and list(path.glob("*.safetensors")):
         shards = {file.name: file.stat().st_size for file in path.glob("*.safetensors") if file.exists()}
-        missing = _named_shards(path) - shards.keys()
+        missing = (named_shards(path) or set()) - shards.keys()
         fault = f"{sorted(missing)[0]} is missing" if missing else ""
         yield Found(path, hub, _architecture(path), sum(shards.values()), fault)
     for file in sorted(path.glob("*.gguf")) if path.is_dir() else [path] if path.suffix == ".gguf" else ():
@@ -362,13 +362,15 @@ def _in(path: Path, hub: str) -> Iterator[Found]:
             yield Found(file, hub, "", file.stat().st_size)
 
 
-def _named_shards(folder: Path) -> set[str]:
-    """The files that a folder's index names."""
+def named_shards(folder: Path) -> set[str] | None:
+    """The files that a folder's index names, none where it has no index; None where that cannot be read."""
     try:
         index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
         return set(index["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except FileNotFoundError:
         return set()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def _architecture(folder: Path) -> str:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
-from infill_engine.catalogue import GB, hub_cache, snapshot
+from infill_engine.catalogue import GB, hub_cache, named_shards, snapshot
 from infill_engine.fetch import BLOCK, POLL_S, FetchError, Report, alone
 
 #: Seconds without a byte after which a connection is given up; tries without one, and seconds between two of them.
@@ -98,10 +98,7 @@ def cached(hub: str, form: str = "", only_small: bool = False) -> Path | None:
         return None
     if only_small:
         return folder
-    index = folder / "model.safetensors.index.json"
-    try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()) if index.exists() else set()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    if (names := named_shards(folder)) is None:
         return None
     whole = all((folder / name).exists() for name in names) if names else any(folder.glob("*.safetensors"))
     return folder if whole else None
