@@ -402,7 +402,7 @@ class GgufCheckpoint:
 
     def served_bytes(self, name: str, floating: int) -> int:
         own = self._name(name)
-        if self.file.kind(own) in ("F32", "F16", "BF16"):
+        if self.file.kind(own) in _FLOATING_NAMES:
             return math.prod(self.shape(name)) * floating
         return self.file.served_bytes(own)
 
@@ -632,7 +632,7 @@ class Loaded:
         self._check(name, there)
         if not isinstance(there, Dense | Several):
             form, error = self._checkpoint.rounding(name)
-            if error or form not in _FLOATING_NAMES:
+            if form not in _FLOATING_NAMES:  # else it was rounded as it was loaded
                 self.errors.setdefault(form, []).append(error)
         self._checkpoint.release(name)
         return there
