@@ -41,22 +41,6 @@ class VerifiedPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class ConfidencePolicy:
-    """Commits the frontier, and after it every slot whose top probability passes the threshold, up to the first that
-    does not (Fast-dLLM, arXiv 2505.22618, section 3.3, kept contiguous: known text is a prefix of the canvas)."""
-
-    threshold: float = 0.9
-
-    def step(self, canvas: Canvas, rows: Rows) -> Canvas:
-        chain, masks = slice(1 + len(canvas.proposal)), canvas.group(len(canvas.proposal))
-        tokens, probs = rows.token[chain] + rows.token[masks], rows.prob[chain] + rows.prob[masks]
-        count = 1
-        while count < len(probs) and probs[count] >= self.threshold:
-            count += 1
-        return canvas.commit(tokens[: min(count, canvas.size - canvas.frontier)])
-
-
-@dataclass(frozen=True, slots=True)
 class ThresholdPolicy:
     """Pins every open slot whose token is as probable as the threshold, and the most probable one in any case
     (Fast-dLLM, arXiv 2505.22618, section 3.3)."""

@@ -1,4 +1,4 @@
-"""`commit` against the engine's policies, and against DiffusionGemma's sampler written out for one canvas."""
+"""`commit` against policies, the engine's and one by probability, and DiffusionGemma's sampler, for one canvas."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from infill_engine.core import Canvas, CommitPolicy, Rows
-from infill_engine.policy import ConfidencePolicy, VerifiedPolicy
+from infill_engine.policy import VerifiedPolicy
 from infill_kernels import (
     ENDED,
     FULL,
@@ -25,6 +25,29 @@ from infill_kernels import (
 )
 
 CAPACITY, VOCAB, END = 16, 6, 5
+
+
+@dataclass(frozen=True, slots=True)
+class ConfidencePolicy:
+    """Commits the frontier, and after it every slot whose top probability passes the threshold, up to the first that
+    does not (Fast-dLLM, arXiv 2505.22618, section 3.3, kept contiguous: known text is a prefix of the canvas)."""
+
+    threshold: float = 0.9
+
+    def step(self, canvas: Canvas, rows: Rows) -> Canvas:
+        chain, masks = slice(1 + len(canvas.proposal)), canvas.group(len(canvas.proposal))
+        tokens, probs = rows.token[chain] + rows.token[masks], rows.prob[chain] + rows.prob[masks]
+        count = 1
+        while count < len(probs) and probs[count] >= self.threshold:
+            count += 1
+        return canvas.commit(tokens[: min(count, canvas.size - canvas.frontier)])
+
+
+def test_the_confidence_policy_commits_a_run_of_sure_slots_and_always_the_first() -> None:
+    blank = [0.0] * 5
+    rows = Rows([0, 0, 1, 0, 0], [0.5, 0.95, 0.9, 0.5, 0.99], blank, blank, blank)
+    after = ConfidencePolicy(0.9).step(Canvas(origin=0, left=(1,), size=16, masks=(4,)), rows)
+    assert after.committed == (0, 0, 1)
 
 
 @dataclass
@@ -117,7 +140,7 @@ def follow(case: Case, policy: CommitPolicy) -> tuple[list[int], list[int], int,
     st.lists(cases(), min_size=1, max_size=5),
     st.sampled_from([(Verified(), VerifiedPolicy()), (Threshold(0.5), ConfidencePolicy(0.5))]),
 )
-def test_a_step_is_that_of_the_engines_policy(batched: list[Case], both: tuple[Rule, CommitPolicy]) -> None:
+def test_a_step_is_that_of_the_policy(batched: list[Case], both: tuple[Rule, CommitPolicy]) -> None:
     rule, policy = both
     state, outputs, first, rows, noise = batch(batched)
     commit(state, outputs, first, rows, torch.tensor([END]), rule, noise)

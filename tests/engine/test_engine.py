@@ -15,7 +15,7 @@ from infill_engine.core import Canvas, Pass, Rows
 from infill_engine.engine import FIRST_SLOTS, MOST_SLOTS, Engine
 from infill_engine.fake import END_ID, MASK_ID, SINK_ID, FakeDenoiser
 from infill_engine.lookup import Lookup
-from infill_engine.policy import ConfidencePolicy, VerifiedPolicy
+from infill_engine.policy import VerifiedPolicy
 from infill_engine.protocol import Candidate, Final, Frame, InfillRequest, Proposals
 from infill_engine.tokenizer import ByteCodec
 
@@ -149,12 +149,6 @@ def test_look_up_saves_passes_where_text_repeats():
     sequential = Engine("fake", FakeDenoiser({"value =": line[7:]}), ByteCodec(), replace(CONFIG, proposal_tokens=0))
     proposing, _ = build({"value =": line[7:]})
     assert run(proposing, wanted)[1].timing.steps * 3 < run(sequential, wanted)[1].timing.steps
-
-
-def test_the_confidence_policy_commits_a_run_of_sure_slots_and_always_the_first():
-    rows = read([0, 0, 1, 0, 0], [0.5, 0.95, 0.9, 0.5, 0.99])
-    after = ConfidencePolicy(0.9).step(Canvas(origin=0, left=(1,), size=16, masks=(4,)), rows)
-    assert after.committed == (0, 0, 1)
 
 
 LINES = "\n    alpha = beta\n    gamma = delta\n    return epsilon"
