@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urljoin, urlsplit
+from urllib.parse import quote
 
 from infill_engine.catalogue import GB, hub_cache, named_shards, snapshot
 from infill_engine.fetch import BLOCK, POLL_S, FetchError, Report, alone
@@ -244,13 +244,13 @@ class _Repository:
 
 
 class _SameHost(urllib.request.HTTPRedirectHandler):
-    """A token is for the host that was asked: who is redirected to does not get it."""
+    """A token is for the host that was asked: nobody gets it who is redirected to, nor who listens on the way there."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
         request = super().redirect_request(req, fp, code, msg, headers, newurl)
-        if request is not None and urlsplit(urljoin(req.full_url, newurl)).netloc != urlsplit(req.full_url).netloc:
+        if request is not None and (request.type, request.host) != (req.type, req.host):
             request.remove_header("Authorization")
         return request
 

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import threading
+import urllib.request
 from collections import namedtuple
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -248,6 +249,14 @@ def test_what_needs_a_login_says_so_and_the_token_stays_with_its_host(
         other.shutdown()
     assert set(server.tokens[1:]) == {"Bearer s3cret"}
     assert other.tokens == [None]
+
+
+@pytest.mark.parametrize(("to", "sent"), [("https://hub/b", True), ("http://hub/b", False), ("https://other/b", False)])
+def test_a_token_is_sent_to_the_same_host_in_the_same_way_only(to: str, sent: bool) -> None:
+    asked = urllib.request.Request("https://hub/a", headers={"Authorization": "Bearer s3cret"})
+    request = hub._SameHost().redirect_request(asked, None, 302, "Found", {}, to)
+    assert request is not None
+    assert request.has_header("Authorization") == sent
 
 
 def test_a_full_disk_is_called_that(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
