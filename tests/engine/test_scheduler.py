@@ -671,7 +671,7 @@ def test_of_two_successors_the_newer_one_takes_over(start: Start) -> None:
     scheduler.succeed("second", lambda report: named("second", two_steps))
     wait_for(lambda: scheduler.engine is not None and scheduler.engine.name == "second")
     assert ended.wait(5)
-    assert scheduler.successor is None
+    wait_for(lambda: scheduler.successor is None)
 
 
 def test_a_successor_that_is_wanted_while_another_takes_over_takes_over_next(start: Start) -> None:
