@@ -1,4 +1,4 @@
-"""Which models there are, and how each is loaded. The only place that knows them by name."""
+"""How each model is loaded, by its name or from where it lies."""
 
 from __future__ import annotations
 
