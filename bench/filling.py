@@ -310,6 +310,8 @@ class Row:
     healing: bool = True
     #: Whether the open file and the other files of its package are remembered.
     memory: bool = False
+    #: How probable a text has to be to be written on.
+    min_prob: float = 0.0
 
 
 class Store:
@@ -398,6 +400,7 @@ class Runner:
             ("forced", row.forced),
             ("unhealed", not row.healing),
             ("memory", row.memory),
+            (f"from-{row.min_prob}", row.min_prob > 0),
         )
         path = self._folder / ("_".join([*parts, *(mark for mark, on in marks if on)]) + ".jsonl")
         if path not in self._stores:
@@ -421,7 +424,7 @@ class Runner:
         """One gap, its context encoded before the clock runs."""
         model = self.model(row.model)
         engine, forced = self._decoder(row)
-        request = row.ask(case, model)
+        request = replace(row.ask(case, model), min_prob=row.min_prob)
         if row.memory:
             request = replace(request, workspace=case.package, path=case.path)
         torch.set_num_threads(model.threads)
@@ -450,7 +453,7 @@ class Runner:
             ms=ms,
             steps=final.timing.steps,
             tokens=final.timing.committed,
-            reason=final.reason if final.reason in ("end", "limit", "deadline") else "error",
+            reason=final.reason,
             agreed=forced.agreed if forced else None,
             forced=forced.forced if forced else None,
             passed=case.passes(case.filled(shown, replaced)) if case.passes and not forced else None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +29,8 @@ GRID = np.unique(np.concatenate([np.geomspace(1e-4, 0.02, 24), np.linspace(0.02,
 #: What pulls the weights to those of the running product alone, beside a weight of 1 a gap.
 RIDGE = 2.0
 NEWTON_STEPS = 50
+#: Places to break a text off that are tried, and the share of the saved characters that this may cost.
+FLOORS, FLOOR_COSTS = (0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001), 0.01
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,12 @@ class Options:
     def product(self) -> Floats:
         """The product of the probabilities up to each cut [K]."""
         return np.exp(self.features[:, FEATURES.index("product log")])
+
+    def until(self, floor: float) -> Options:
+        """The same with a text that breaks off where the product falls below the floor."""
+        below = np.flatnonzero(self.product < floor)
+        count = below[0] + 1 if len(below) else len(self.sizes)
+        return replace(self, sizes=self.sizes[:count], features=self.features[:count], right=self.right[:count])
 
     def saved(self, size: int) -> int:
         """The right characters of a text cut at `size`: all or none."""
@@ -221,7 +229,19 @@ def final(gaps: Sequence[Options]) -> Gate:
     most = 1.0
     for name, aim in sorted(AIMS.items(), key=lambda of: -of[1]):
         most = thresholds[name] = min(most, round(threshold(gaps, choose, aim), 5))
-    return Gate(rounded, thresholds)
+    return Gate(rounded, thresholds, floor(gaps, choose, list(thresholds.values())))
+
+
+def floor(gaps: Sequence[Options], choose: Choice, thresholds: Sequence[float]) -> float:
+    """The highest floor with which all thresholds save nearly as much as with whole texts; 0 where none does."""
+
+    def saved(of: Sequence[Options]) -> NDArray[np.int64]:
+        return np.array([sum(gap.saved(choose(gap, at)) for gap in of) for at in thresholds])
+
+    enough = saved(gaps) * (1 - FLOOR_COSTS)
+    # Lists that are kept, as `by_gate` knows gaps by what they are.
+    broken = {at: [gap.until(at) for gap in gaps] for at in FLOORS}
+    return next((at for at in FLOORS if (saved(broken[at]) >= enough).all()), 0.0)
 
 
 def calibration(judged: Judged, bins: int = 5) -> list[tuple[float, float, float]]:

@@ -32,7 +32,7 @@ from rich.progress import track
 from bench import gate, humaneval, plot
 from bench.filling import Case, Row, Runner, Store, held_out, suffix_as_text, with_suffix, without_suffix
 from bench.score import Figure, Filled, ratio
-from infill_lsp.confidence import FITTED
+from infill_lsp.confidence import FITTED, fitted
 from infill_lsp.gaps import Authored
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,6 +50,8 @@ LOOKUP = replace(OURS, name="ours, look-up", proposals=EngineConfig().proposal_t
 BOTH = replace(LOOKUP, name="ours, look-up and masks", masks=True)
 BASE_MEMORY = replace(BASE_BLOCK, name="base, suffix as a block, memory", proposals=LOOKUP.proposals, memory=True)
 MEMORY = replace(BOTH, name="ours, memory and masks", memory=True)
+#: As an editor asks: no further than somebody may be shown.
+SERVED = replace(MEMORY, name="ours, memory and masks, as far as an editor asks", min_prob=fitted().floor)
 DECODERS = (BASE, BASE_TEXT, BASE_BLOCK, BASE_MEMORY, OURS, MASKS, LOOKUP, BOTH, MEMORY)
 #: The same with the truth written for them.
 FORCED = tuple(replace(row, forced=True) for row in (BASE_BLOCK, OURS))
@@ -128,7 +130,7 @@ def run(arguments: argparse.Namespace) -> dict[str, dict[str, tuple[str, int]]]:
         count = min(arguments.problems or len(problems), len(problems))
         fill(subset, f"{subset}-{arguments.seed}", PROBLEMS, count, partial(case_of, problems))
     timed, some = f"timed-{arguments.seed}", min(TIMED_GAPS, arguments.gaps)
-    fill("timed", timed, DECODERS, some, draw)
+    fill("timed", timed, (*DECODERS, SERVED), some, draw)
     fill("types", timed, (replace(OURS, name=f"ours, {arguments.dtype}"), BF16), some, draw)
     return files
 
@@ -407,7 +409,8 @@ at the end chosen for it. *Similarity*: 1 less the edit distance over the longer
 {len(results.timed[BASE.name])} gaps, filled once more, decoder by decoder at each gap, with the context encoded before.
 The base is the model before our training, which knows no tokens for infilling: *suffix as text* puts the lines after
 the gap, then a blank line, above those before it. The weights with which the memory is mixed in were fitted on other
-gaps of the same packages. A decoder that is missing is one that the model cannot do.
+gaps of the same packages. *As far as an editor asks*: the text breaks off where it is less sure than anything that is
+shown. A decoder that is missing is one that the model cannot do.
 """,
         of_decoders(results.decoders, results.timed),
         "By how the gap was made, and by language:\n",

@@ -67,6 +67,9 @@ class Gate:
 
     weights: Mapping[str, float]
     thresholds: Mapping[Aggressiveness, float]
+    #: Where the product of the tokens' probabilities falls below this, hardly anything is shown, whatever the
+    #: threshold: no more of the text need be written.
+    floor: float = 0.0
 
     def confidence(self, cut: Cut) -> float:
         """The probability that the text up to the cut is what belongs there, as far as it goes."""
@@ -79,26 +82,27 @@ class Gate:
         candidate: Candidate,
         kind: Kind,
         aggressiveness: Aggressiveness = "balanced",
-        stands: Callable[[str], bool] = lambda part: True,
+        stands: Callable[[Edit], bool] = lambda part: True,
     ) -> Edit | Silence:
         """The part worth showing of an edit, LF only, that is made of a candidate; why there is none.
 
-        `stands` says whether a beginning of the text may stand there alone. Text that is cut off no longer brings what
-        it replaces, which then stays.
+        `stands` says whether the document may be left with an edit. Text that is cut off no longer brings what it
+        replaces, which then stays.
         """
         options = [(cut.offset, self.confidence(cut)) for cut in cuts(shown(candidate, edit.text), kind)]
         threshold = self.thresholds[aggressiveness]
         for size in ranked(options, threshold):
-            if size == len(edit.text):
-                return edit
-            part = edit.text[:size].rstrip()
+            whole = size == len(edit.text)
+            part = edit if whole else replace(edit, end=edit.start, text=edit.text[:size].rstrip())
             if stands(part):
-                return replace(edit, end=edit.start, text=part)
+                return part
         if not options:
             return Silence("how sure the model is of the text is not known")
         most = max(probability for _, probability in options)
         if most >= threshold:
-            return Silence(f"what is right with {most:.0%} is a part that cannot stand alone")
+            return Silence(
+                f"what is right with {most:.0%} cannot stand alone, or would break the file (infill.parseCheck)"
+            )
         return Silence(f"the text is right with {most:.0%}, {aggressiveness} shows from {threshold:.0%}")
 
 
@@ -173,7 +177,9 @@ def cuts(candidate: Candidate, kind: Kind) -> list[Cut]:
 #: Where nothing was fitted: a text is as sure as the product of its probabilities says. On 128 held-out gaps, filled by
 #: the base model and by an adapter of it, so much was right of what these thresholds showed: 65 and 82%, 56 and 67%, 44
 #: and 51%; the aims are 75, 60 and 45%. (At 0.6 it is 85 and 91%, of a third of the gaps.)
-PRODUCT = Gate({name: float(name == "product") for name in FEATURES}, {"quiet": 0.4, "balanced": 0.22, "eager": 0.07})
+PRODUCT = Gate(
+    {name: float(name == "product") for name in FEATURES}, {"quiet": 0.4, "balanced": 0.22, "eager": 0.07}, floor=0.02
+)
 
 
 @cache

@@ -66,11 +66,12 @@ def edit(
         place = _Place.of(snapshot, measure)
         with suppress(TooSlow):
             found = _fitted(tidy, gap, place, over_tail)
-            if isinstance(found, Edit) and parse_check:
-                found = _to_parsable(found, place)
             if isinstance(found, Edit) and gate is not None:
+                # A text that broke off where it was no longer sure need not parse: what is shown of it has to.
                 stands = partial(_stands, place=place, parse_check=parse_check)
                 found = gate.sure(found, tidy, gap.kind, aggressiveness, stands)
+            elif isinstance(found, Edit) and parse_check:
+                found = _to_parsable(found, place)
             if isinstance(found, Edit):
                 found = replace(found, text=found.text.replace("\n", snapshot.eol))
             return found
@@ -407,8 +408,8 @@ def _to_parsable(edit: Edit, place: _Place) -> Edit | Silence:
     return Silence("the file parses now, and would not with the text in it (infill.parseCheck)")
 
 
-def _stands(part: str, place: _Place, parse_check: bool) -> bool:
-    """Whether the beginning of a text that belongs at the cursor may be shown alone."""
-    if _NOISE.fullmatch(part) or _is_glued(part, place):
+def _stands(part: Edit, place: _Place, parse_check: bool) -> bool:
+    """Whether a part of an edit that belongs at the cursor may be shown alone."""
+    if _NOISE.fullmatch(part.text) or _is_glued(part.text, place):
         return False
-    return not (parse_check and place.is_broken_by(part, 0))
+    return not (parse_check and place.is_broken_by(part.text, part.end - part.start))

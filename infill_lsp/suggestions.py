@@ -263,6 +263,7 @@ class Suggestions:
             snippets=snippets,
             max_lines=min(gap.max_lines, self._host.settings_of(snapshot.uri).max_lines),
             min_indent=gap.min_indent,
+            min_prob=fitted().floor,
             priority=priority,
             deadline_ms=max(1, deadline_ms),
             avoid=tuple(avoid),

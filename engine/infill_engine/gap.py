@@ -35,6 +35,8 @@ class GapText:
     _probs: list[float] = field(default_factory=list)
     _ends_at: list[int] = field(default_factory=list)  # in bytes, a token
     _ends: list[End] = field(default_factory=list)  # with offsets in bytes
+    #: The product of the probabilities of the gap's own tokens.
+    _product: float = 1.0
     #: Byte length of the text that counts, once a rule has cut it.
     _limit: int | None = None
 
@@ -64,7 +66,7 @@ class GapText:
         self._bytes += token
         self._probs.append(prob)
         self._ends_at.append(self.length)
-        return self._stop(max(before, 0))
+        return self._stop(max(before, 0)) or self._break_off(prob)
 
     def score(self, at: int, suffix_logprob: float | None, end_prob: float) -> Reason | None:
         """Records a line end, at a byte offset of the gap, as a place to stop; says whether the best end is clear. Then
@@ -136,6 +138,16 @@ class GapText:
             # What repeats itself is worth nothing, and seldom is what led there: keep the lines before it.
             return self._cut(max(gap.rfind(b"\n", 0, once), 0) or once, "limit")
         return "limit" if self.tokens >= request.max_tokens else None
+
+    def _break_off(self, prob: float) -> Reason | None:
+        """Where the text has become less sure than anybody is shown. The token that made it so stays: what stands
+        before it may be told from a whole text, and a word from its beginning."""
+        if self.length > 0:
+            self._product *= prob
+        if self._product >= self.request.min_prob:
+            return None
+        self._limit = self.length
+        return "unsure"
 
     def _cut(self, at: int, reason: Reason = "end") -> Reason:
         self._limit = len(self._gap[:at].rstrip(b"\n"))

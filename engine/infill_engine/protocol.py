@@ -90,6 +90,9 @@ class InfillRequest(msgspec.Struct, frozen=True, kw_only=True):
     #: Lines the gap may have at most: 1 means that it ends at the first newline.
     max_lines: int = 1
     max_tokens: int = 128
+    #: The text breaks off behind the first token with which the product of its tokens' probabilities is less than this:
+    #: for who shows no part of a text that is less sure. 0: it does not.
+    min_prob: float = 0.0
     #: A later line indented by less than this many columns (tab = 8) does not belong to the gap; None: no such rule.
     min_indent: int | None = None
     #: Texts that are known for this gap: the answer shall begin otherwise than each of them, whitespace aside. With ""
@@ -177,8 +180,8 @@ class Frame(msgspec.Struct, frozen=True, tag="frame"):
 
 
 #: How a request ends that was answered: with whatever was worth showing in the candidates before.
-Answered = Literal["end", "limit", "deadline"]
-ANSWERED: tuple[Answered, ...] = ("end", "limit", "deadline")
+Answered = Literal["end", "limit", "unsure", "deadline"]
+ANSWERED: tuple[Answered, ...] = ("end", "limit", "unsure", "deadline")
 #: Why a request ended.
 Reason = Literal[Answered, "cancelled", "superseded", "starting", "busy", "error"]
 
@@ -366,6 +369,8 @@ def decode_request(data: bytes) -> InfillRequest:
         )
     if request.max_lines < 1 or request.max_tokens < 1 or request.deadline_ms < 1:
         raise ProtocolError("max_lines, max_tokens and deadline_ms must be at least 1")
+    if not 0 <= request.min_prob <= 1:
+        raise ProtocolError("min_prob is a probability: 0 to 1")
     if "\n" in request.head or "\n" in request.tail:
         raise ProtocolError("head and tail are parts of one line and hold no newline")
     if request.prefix and not request.prefix.endswith("\n"):

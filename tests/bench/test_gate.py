@@ -137,6 +137,31 @@ def test_the_product_gets_a_weight_for_each_feature():
     assert 0 < fitted.thresholds["eager"] <= fitted.thresholds["balanced"] <= fitted.thresholds["quiet"] < 1
 
 
+def test_a_text_breaks_off_only_where_hardly_anything_is_lost(monkeypatch):
+    gaps = world(300)
+
+    def saved(of, threshold):
+        return sum(gap.saved(gate.by_product(gap, threshold)) for gap in of)
+
+    monkeypatch.setattr(gate, "FLOORS", (0.9, 0.5, 0.2, 0.05))
+    for threshold in (0.6, 0.3, 0.1):
+        at = gate.floor(gaps, gate.by_product, [0.9, threshold])
+        costs = {
+            floor: 1 - saved([gap.until(floor) for gap in gaps], threshold) / saved(gaps, threshold)
+            for floor in gate.FLOORS
+        }
+        assert costs[at] <= gate.FLOOR_COSTS
+        assert all(cost > gate.FLOOR_COSTS for floor, cost in costs.items() if floor > at)
+    monkeypatch.setattr(gate, "FLOORS", (0.9,))
+    assert gate.floor(gaps, gate.by_product, [0.3]) == 0
+
+
+def test_a_broken_text_keeps_the_token_that_made_it_unsure():
+    gap = next(gap for gap in world(50) if len(gap.sizes) == 4 and gap.product[2] < gap.product[1])
+    assert len(gap.until(float(gap.product[1])).sizes) == 3
+    assert len(gap.until(0.0).sizes) == 4
+
+
 def test_no_gaps_with_text_are_no_reason_to_fail():
     gaps = [gate.Options.of(altered(gap.filled, shown="")) for gap in world(6)]
     judged = gate.judge(gaps, gate=True)

@@ -110,6 +110,14 @@ def test_text_stops_where_text_from_the_left_would(limits, kept, reason):
     assert (text.rstrip(), final.reason) == (kept.rstrip(), reason)
 
 
+def test_nothing_is_written_behind_what_is_too_unsure_to_be_shown():
+    model = engine(Gap("x = ", "abcdefgh", "\nend"), policy=StepsPolicy("prob"))
+    whole, final, _ = run(model, ask(head="x = ", suffix="\nend"))
+    assert (whole, final.reason) == ("abcdefgh", "end")
+    text, final, _ = run(model, ask("e", head="x = ", suffix="\nend", min_prob=1.0))
+    assert (text, final.reason) == ("a", "unsure")
+
+
 def test_a_line_that_the_suffix_says_again_ends_the_gap():
     model = engine(Gap("x:\n", "  one()\n  again()\n", "\n  again()"))
     assert run(model, ask(prefix="x:\n", suffix="\n  again()\n", max_lines=9))[0] == "  one()"

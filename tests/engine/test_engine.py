@@ -100,6 +100,15 @@ def test_the_canvas_grows_when_it_is_full(length):
     assert final.reason == "end"
 
 
+@pytest.mark.parametrize("lookahead", [0, 3])
+def test_nothing_is_written_behind_what_is_too_unsure_to_be_shown(lookahead):
+    engine, denoiser = build({"=": LONG}, lookahead)  # each token with 0.9984
+    text, final, _ = run(engine, request(head="=", max_tokens=200, min_prob=0.99))
+    assert (text, final.reason) == (LONG[:7], "unsure")
+    assert denoiser.passes <= 8
+    assert run(engine, request(head="=", max_tokens=200))[0] == LONG[:200]
+
+
 def test_a_gap_without_an_end_stops_at_the_largest_canvas():
     engine, _ = build({"=": LONG})
     _, final, _ = run(engine, request(head="=", max_tokens=5000))

@@ -96,6 +96,20 @@ def test_rulers_and_indentation_are_no_stutter(text):
     assert gap.candidate().text == text
 
 
+@pytest.mark.parametrize(("least", "kept"), [(0.5, "wo"), (0.25, "wor"), (0.1, "word"), (0.01, "word + ")])
+def test_a_text_breaks_off_behind_the_token_that_makes_it_too_unsure(least, kept):
+    gap, reason = write("word + x", rest="\n    ", min_prob=least)  # what healing took back is none of the text
+    assert reason == "unsure"
+    gap.close()  # a word that is half written stays: it tells those before it from whole ones
+    assert gap.candidate().text == kept
+    assert write("word + x", min_prob=0.0)[1] is None
+
+
+def test_where_a_text_ends_and_is_unsure_it_ends():
+    _, reason = write("a\n", min_prob=0.3)
+    assert reason == "end"
+
+
 def test_the_token_limit():
     gap, reason = write("abcdefgh", max_tokens=5)
     assert reason == "limit"

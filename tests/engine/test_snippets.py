@@ -270,6 +270,12 @@ async def test_what_would_be_used_is_told_over_http():
     assert [piece.kind for piece in told.pieces] == ["prefix", "suffix", "snippet"]
 
 
+@pytest.mark.parametrize("prob", [-0.1, 1.1])
+def test_what_is_no_probability_is_refused(prob):
+    with pytest.raises(ProtocolError, match="min_prob"):
+        decode_request(encode(ask(min_prob=prob)))
+
+
 @pytest.mark.parametrize("snippets", [[Snippet("x")] * (MAX_SNIPPETS + 1), [Snippet("x" * (MAX_SNIPPET + 1))]])
 def test_too_many_or_too_long_snippets_are_refused(snippets):
     with pytest.raises(ProtocolError, match="snippets"):

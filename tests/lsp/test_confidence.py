@@ -96,10 +96,10 @@ def test_the_more_eager_the_more_is_shown():
 
 def test_a_beginning_that_cannot_stand_alone_is_not_shown_alone():
     of = candidate([("f", 0.99), ("(", 0.98), ("a", 0.97), (")", 0.1)])
-    sure = gate(0.5, product=1.0).sure(Edit(0, 0, 0, of.text), of, "rest", stands=lambda part: "(" not in part)
+    sure = gate(0.5, product=1.0).sure(Edit(0, 0, 0, of.text), of, "rest", stands=lambda part: "(" not in part.text)
     assert sure == Edit(0, 0, 0, "f")
     none = gate(0.5, product=1.0).sure(Edit(0, 0, 0, of.text), of, "rest", stands=lambda part: False)
-    assert none == Silence("what is right with 99% is a part that cannot stand alone")
+    assert none == Silence("what is right with 99% cannot stand alone, or would break the file (infill.parseCheck)")
 
 
 def test_broken_probabilities_break_nothing():

@@ -12,7 +12,7 @@ import pytest
 from editor import Editor, until
 from hypothesis import given
 from hypothesis import strategies as st
-from infill_engine.protocol import Event, Final, InfillRequest
+from infill_engine.protocol import Candidate, Event, Final, InfillRequest
 from lsprotocol import types
 from marked import at
 from pygls.exceptions import JsonRpcException
@@ -47,6 +47,15 @@ async def offered(editor: Editor, line: int, character: int) -> list[str] | None
 
 def typed(engine: Scripted) -> int:
     return len(engine.asked("typed"))
+
+
+async def test_what_is_sure_is_offered_of_a_text_that_broke_off(typing: Editor, engine: Scripted) -> None:
+    """The file parses as it is, and would not with the whole of it."""
+    probs = (0.99, 0.98, 0.9, 0.01)
+    engine.write = lambda request: [Candidate("first(a, [", probs, (5, 7, 8, 10)), Final("unsure")]
+    typing.open("x = 1\n\ny = 2\n")
+    assert await offered(typing, 1, 0) == ["first"]
+    assert 0 < engine.requests[0].min_prob < 0.1
 
 
 # Typing into a suggestion.
