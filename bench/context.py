@@ -44,7 +44,7 @@ from bench.filling import (
     without_suffix,
 )
 from bench.plot import table
-from bench.score import Figure, ratio, same
+from bench.score import Figure, quantile, ratio, same
 from infill_lsp.index import Index
 from infill_lsp.postprocess import tidied
 from infill_lsp.priming import retrieve, sent
@@ -331,7 +331,7 @@ def _of(seen: Sequence[Seen], language: str) -> list[Seen]:
 
 
 def _both(times: Sequence[float]) -> tuple[str, str]:
-    return f"{statistics.median(times):.2f}", f"95th percentile {np.quantile(times, 0.95):.2f}"
+    return f"{statistics.median(times):.2f}", f"95th percentile {quantile(times, 0.95):.2f}"
 
 
 def main() -> None:

@@ -33,6 +33,7 @@ from rich.progress import track
 from bench.latency import Place, places
 from bench.llama import Llama, as_q8, installed, running
 from bench.plot import table
+from bench.score import quantile
 
 SLOTS, CONTEXTS = (1, 8, 16, 32, 64), (0, 512, 2048)
 #: Characters of prefix that both engines get; some 600 tokens.
@@ -296,15 +297,14 @@ def rows_of(table: dict[tuple[int, str], list[Lines]]) -> list[list[str]]:
     for (lines, state), engines in table.items():
         ours = statistics.median(engines[0].ms)
         for of in engines:
-            ms = sorted(of.ms)
             passed = f"{sum(of.tokens) / max(1, sum(of.steps)):.2f}" if of.steps else ""
-            median = statistics.median(ms)
+            median = statistics.median(of.ms)
             rows.append(
                 [
                     f"{lines} {'line' if lines == 1 else 'lines'}, {state}",
                     of.name,
                     f"{median:.0f}",
-                    f"{ms[int(0.95 * (len(ms) - 1))]:.0f}",
+                    f"{quantile(of.ms, 0.95):.0f}",
                     f"{median / ours:.2f}",
                     f"{statistics.fmean(of.characters):.0f}",
                     passed,

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from bench.score import quantile
 from infill_lsp.core import Silence
 from infill_lsp.database import fingerprint
 from infill_lsp.documents import Document
@@ -248,8 +249,8 @@ def measure(chunks: int, home: Path, root: Path, requests: int) -> Row:
         rss_mb=(before, peak),
         restart_s=restart,
         p50_ms=statistics.median(walls),
-        p95_ms=statistics.quantiles(walls, n=20)[-1],
-        cpu_p95_ms=statistics.quantiles(cpus, n=20)[-1],
+        p95_ms=quantile(walls, 0.95),
+        cpu_p95_ms=quantile(cpus, 0.95),
         found=found,
     )
     index.stop()

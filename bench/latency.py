@@ -21,6 +21,7 @@ from pathlib import Path
 
 from rich.progress import track
 
+from bench.score import quantile
 from bench.session import Answer, Session
 
 #: A file that is opened has at least so many lines, and is cut between these two.
@@ -72,8 +73,8 @@ class Row:
     answers: list[Answer]
 
     def cells(self) -> list[str]:
-        ms = sorted(answer.ms for answer in self.answers)
-        cells = [self.name, str(len(ms)), f"{statistics.median(ms):.1f}", f"{ms[int(0.95 * (len(ms) - 1))]:.1f}"]
+        ms = [answer.ms for answer in self.answers]
+        cells = [self.name, str(len(ms)), f"{statistics.median(ms):.1f}", f"{quantile(ms, 0.95):.1f}"]
         timings = [answer.timing for answer in self.answers if answer.timing]
         if not timings:
             return cells + [""] * (len(HEADER) - len(cells))

@@ -28,6 +28,7 @@ from infill_engine.protocol import ANSWERED, Candidate, Final, InfillRequest, Re
 from rich.progress import track
 
 from bench.latency import modules
+from bench.score import quantile
 from infill_lsp.client import EngineClient
 
 #: Seconds between two keys of one typist.
@@ -60,7 +61,7 @@ class Row:
 
     def cells(self) -> list[str]:
         answered = [answer for answer in self.answers if answer.final.reason in ANSWERED]
-        ms = sorted(answer.ms for answer in answered) or [float("nan")]
+        ms = [answer.ms for answer in answered] or [float("nan")]
         steps = sum(answer.final.timing.steps for answer in self.answers)
         kept = sum(answer.final.timing.steps for answer in answered)
         committed = sum(answer.final.timing.committed for answer in answered)
@@ -80,7 +81,7 @@ class Row:
             ended("busy"),
             ended("starting", "error"),
             f"{statistics.median(ms):.0f}",
-            f"{ms[round(0.95 * (len(ms) - 1))]:.0f}",
+            f"{quantile(ms, 0.95):.0f}",
             share(empty, len(answered)),
             share(steps - kept, steps),
             f"{committed / kept:.2f}" if kept else "",

@@ -31,6 +31,7 @@ from infill_engine.workspace import MERGED, MOST_FILE, Workspace
 from rich.progress import track
 
 from bench.plot import table
+from bench.score import quantile
 
 VOCAB = 49_152
 LOOKUPS, CHANGES, STARTS = 1000, 50, 5
@@ -74,7 +75,7 @@ def milliseconds(work: Callable[..., object], *arguments: object) -> float:
 
 def both(times: Sequence[float]) -> str:
     """Median and 95th percentile, in ms."""
-    return f"{statistics.median(times):.3f} ({np.quantile(times, 0.95):.3f})"
+    return f"{statistics.median(times):.3f} ({quantile(times, 0.95):.3f})"
 
 
 def build(folder: Path, files: Files) -> Workspace:

@@ -32,8 +32,8 @@ from lsprotocol import types
 
 from bench.latency import modules
 from bench.plot import table
+from bench.score import quantile
 from bench.session import Session
-from bench.typing import quantile
 
 MODEL = "noted"
 LENGTHS = 5_000, 20_000

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -102,6 +104,12 @@ def distance(a: str, b: str) -> int:
 def first_line(text: str) -> str:
     """The first line that is not blank, without space at its end."""
     return next((line.rstrip() for line in text.split("\n") if line.strip()), "")
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The least of the values that so large a share of them is not above; nan of none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
 
 
 class Figure(NamedTuple):

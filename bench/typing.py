@@ -33,6 +33,7 @@ from infill_engine.training.corpus import Document, documents
 from rich.progress import track
 
 from bench.plot import table
+from bench.score import quantile
 from bench.session import Asked, Session
 from infill_lsp.languages import name_of
 
@@ -145,12 +146,6 @@ def quantiles(ms: Sequence[float]) -> str:
     if not ms:
         return ""
     return f"{quantile(ms, 0.5):.0f} / {quantile(ms, 0.95):.0f} ({len(ms)})"
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """The least of the values that so large a share of them is not above; nan of none."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
 
 
 def keys(text: str) -> list[str]:
