@@ -17,7 +17,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -54,8 +54,8 @@ log = logging.getLogger(__name__)
 EDITOR_POLL_S = 2.0
 #: Seconds between two looks at how far an index is.
 INDEX_POLL_S = 0.25
-#: Seconds between two looks at which model answers, for a person may choose another; and while one is being loaded.
-MODEL_POLL_S, LOADING_POLL_S = 5.0, 0.5
+#: Seconds between two looks at the engine, which may end, and whose model a person may change; and while one is loaded.
+ENGINE_POLL_S, LOADING_POLL_S = 5.0, 0.5
 #: Editors that put an item into their buffers as it is, which hold LF in a CRLF file, too: Neovim 0.12 would show and
 #: keep each CR as a character.
 LF_EDITORS = frozenset({"Neovim"})
@@ -263,7 +263,7 @@ class InfillServer(LanguageServer):
         self._notebooks: Notebooks | None = None
         self._shown: set[str] = set()
         self._following: asyncio.Task[None] | None = None
-        self._model_watch: asyncio.Task[None] | None = None
+        self._engine_watch: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._folders: Folders | None = None
         self._asked = False
@@ -627,8 +627,8 @@ class InfillServer(LanguageServer):
 
     async def leave_engine(self) -> None:
         """Closes the way to the engine, which itself stays for other editors."""
-        engine, tasks = self._engine, (self._following, self._model_watch)
-        self._engine = self._following = self._model_watch = None
+        engine, tasks = self._engine, (self._following, self._engine_watch)
+        self._engine = self._following = self._engine_watch = None
         for task in tasks:
             if task is not None:
                 task.cancel()
@@ -685,36 +685,44 @@ class InfillServer(LanguageServer):
                 elif status.state != "ready":
                     await progress.report(status.message, status.progress)
                 else:
+                    if self._engine_watch is None or self._engine_watch.done():
+                        self._engine_watch = asyncio.create_task(self._watch_engine(engine, status.model))
                     self.suggestions.ready()
-                    if self._model_watch is None or self._model_watch.done():
-                        self._model_watch = asyncio.create_task(self._watch_model(engine, status.model))
-                    if status.pid != self._engine_pid:
-                        self._engine_pid = status.pid
-                        await self._tell_again()
+                    await self._meet(status)
         except EngineError as error:
             self.board.engine("error", self.settings.model, str(error))
             self.show(str(error), types.MessageType.Error)
         finally:
             progress.end()
 
-    async def _watch_model(self, engine: EngineClient, model: str) -> None:
-        """Tells which model answers, and how far another is that takes its place, for as long as the engine runs."""
+    async def _watch_engine(self, engine: EngineClient, model: str) -> None:
+        """Tells whether the engine is there, which model answers, and how far another is that takes its place; also of
+        one that another editor has started."""
         from infill_lsp.client import EngineError
 
         loading = False
-        with suppress(EngineError):  # Whoever asks it next will hear.
-            while True:
-                await asyncio.sleep(LOADING_POLL_S if loading else MODEL_POLL_S)
+        while True:
+            await asyncio.sleep(LOADING_POLL_S if loading else ENGINE_POLL_S)
+            try:
                 status = await engine.status()
-                if status is None:
-                    return
-                if status.next or loading or status.model != model:
-                    self._note(status)
-                loading = bool(status.next)
-                if status.model != model:
-                    model = status.model
-                    self.suggestions.forget()
-                    await self._tell_again()
+            except EngineError as error:
+                self.board.engine("error", self.settings.model, str(error))
+                continue
+            self._note(status)
+            loading = status is not None and bool(status.next)
+            if status is None or status.state != "ready":
+                continue
+            if status.model != model:
+                model = status.model
+                self.suggestions.forget()
+                await self._tell_again()
+            await self._meet(status)
+
+    async def _meet(self, status: EngineStatus) -> None:
+        """The engine answers. Another process knows nothing yet."""
+        if status.pid != self._engine_pid:
+            self._engine_pid = status.pid
+            await self._tell_again()
 
     async def _tell_again(self) -> None:
         """An engine, or another model of it, knows of no document and of no folder yet."""

@@ -11,6 +11,7 @@ from editor import Editor
 from infill_engine.protocol import Candidate, Event, Final, InfillRequest, Status
 from pytest_lsp.client import make_test_lsp_client
 
+from infill_lsp.client import EngineError
 from infill_lsp.server import InfillServer, create_server
 from infill_lsp.transport import HOST, serve_tcp
 
@@ -45,6 +46,10 @@ class Scripted:
         self.cancelled: list[InfillRequest] = []
         self.left: list[str] = []
         self.stopped = 0
+        #: What it was told to encode ahead.
+        self.primed: list[InfillRequest] = []
+        #: What is in the way of it where it does not answer: nobody listens, or an error.
+        self.away: EngineError | bool = False
         #: While it is clear nothing is answered.
         self.goes_on = asyncio.Event()
         self.goes_on.set()
@@ -66,7 +71,9 @@ class Scripted:
                 self.cancelled.append(request)
 
     async def status(self) -> Status | None:
-        return self.states[-1]
+        if isinstance(self.away, EngineError):
+            raise self.away
+        return None if self.away else self.states[-1]
 
     async def bring_up(self) -> AsyncIterator[Status]:
         at = 0
@@ -85,7 +92,7 @@ class Scripted:
         self.stopped += 1
 
     async def prime(self, request: InfillRequest) -> None:
-        pass
+        self.primed.append(request)
 
     async def aclose(self) -> None:
         pass

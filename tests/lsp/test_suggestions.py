@@ -20,6 +20,7 @@ from scripted_engine import Scripted, from_table, served, status, sure
 
 from infill_lsp import cache
 from infill_lsp.cache import Cache
+from infill_lsp.client import EngineError
 from infill_lsp.core import Edit
 from infill_lsp.suggestions import accepted
 
@@ -411,6 +412,25 @@ async def test_a_status_after_an_engines_fault_is_not_busy(home: Path) -> None:
         assert await offered(editor, 0, 7) == []
         await until(lambda: editor.statuses[-1].state == "ready")
         assert editor.messages == ["no luck: try again"]
+
+
+async def test_an_engine_that_goes_and_comes_back_is_told_of(
+    home: Path, engine: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infill_lsp.server.ENGINE_POLL_S", 0.01)
+    async with served(engine) as (editor, _):
+        await editor.initialize(options={"model": "m"}, declares={"infill": {"status": True}})
+        editor.open("return \n")
+        await until(lambda: bool(editor.statuses) and editor.statuses[-1].state == "ready" and bool(engine.primed))
+        for away, state in ((True, "stopped"), (EngineError("it hangs: end it"), "error")):
+            engine.away = away
+            await until(lambda state=state: editor.statuses[-1].state == state)  # type: ignore[misc]
+            engine.away = False
+            await until(lambda: editor.statuses[-1].state == "ready")
+        assert [one.message for one in editor.statuses if one.state == "error"] == ["it hangs: end it"]
+        engine.primed.clear()
+        engine.states = [status("ready", pid=2)]  # Another process, which another editor has started.
+        await until(lambda: bool(engine.primed))
 
 
 async def test_switched_off_the_engine_is_told_that_nobody_asks(typing: Editor, engine: Scripted) -> None:
