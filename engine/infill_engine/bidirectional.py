@@ -140,15 +140,16 @@ class OpenFilling:
         run.suffix = right = run.after[: self._config.suffix_tokens]
         if len(right) == len(run.after):
             right = [*right, *facts.closing]
-        if facts.length == "calibrated":
-            most = max(run.request.max_tokens, facts.lengths[0])
-            run.search = LengthSearch([n for n in facts.lengths if n <= most], facts.bias)
+        lengths = [n for n in facts.lengths if n + len(right) >= facts.least] or [facts.lengths[-1]]
+        if facts.length == "calibrated" and (right or not facts.goes_on):
+            most = max(run.request.max_tokens, lengths[0])
+            run.search = LengthSearch([n for n in lengths if n <= most], facts.bias)
             size = cast(int, run.search.length)
         elif facts.length == "elastic":
-            size = facts.lengths[0]
+            size = lengths[0]
         else:
             room = LINE_SLOTS if run.request.max_lines == 1 else run.request.max_tokens
-            size = next((n for n in facts.lengths if n >= room), facts.lengths[-1])
+            size = next((n for n in lengths if n >= room), lengths[-1])
         run.right, run.canvas = right, OpenCanvas.of(prefix.length, on_canvas, (), ())
         self._lay_out(run, size)
         return None

@@ -255,16 +255,19 @@ class OpenFacts:
 
     #: Decides what a pass makes final: the family's published default, but that it takes the most probable tokens.
     policy: OpenPolicy
-    #: Slots that a canvas may begin with, ascending. A canvas below the first is known to be filled badly.
+    #: Slots that a canvas may begin with, ascending.
     lengths: tuple[int, ...]
     #: How the gap's length is found. "end": it is cut at the first END of a canvas with room to spare. "elastic": the
-    #: policy grows and shrinks it. "calibrated": among `lengths` by what the first pass says of each.
+    #: policy grows and shrinks it. "calibrated": among `lengths` by what the first pass says of each; where nothing
+    #: stands behind the gap, a family that `goes_on` needs no length: there it is as with "end".
     length: Literal["end", "elastic", "calibrated"]
     #: Ids that end the gap where they stand in a slot, `Facts.end_id` among them: the text is cut there.
     ends: frozenset[int]
     #: "calibrated": the mean top probability that a first pass has by its canvas's length alone: (a, b, c, d, e) of
     #: B(n) = a exp(-b n) + c exp(-d n) + e (CAL, appendix A); (0, 0, 0, 0, 1) corrects nothing.
     bias: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 1.0)
+    #: Slots and suffix together at least: a smaller canvas is known to be filled badly.
+    least: int = 0
     #: The most slots that the policy may grow a canvas to.
     most: int = 64
     #: The most tokens that prefix, canvas and suffix may have together; None: as many as there are.

@@ -47,12 +47,20 @@ class _Tokens:
 class OpenFake:
     """`OpenDenoiser` over bytes."""
 
-    def __init__(self, *gaps: Gap, elastic: bool = False, doubt: float = 0.0, sure: float = 12.0, **facts: Any) -> None:
+    def __init__(
+        self,
+        *gaps: Gap,
+        elastic: bool = False,
+        doubt: float = 0.0,
+        sure: float = 12.0,
+        mask_id: int | None = MASK_ID,
+        **facts: Any,
+    ) -> None:
         """elastic: says EXPAND in the last slot of a canvas that is too short; doubt: how much lower the logits are for
         each slot too few or too many; facts: of `OpenFacts`."""
         chosen: dict[str, Any] = {"policy": ThresholdPolicy(), "lengths": (4, 8, 16, 32, 64), "length": "end"} | facts
         known = OpenFacts(ends=frozenset({END_ID}), **chosen)
-        self.facts = Facts(MASK_ID, END_ID, (SINK_ID,), lookahead=0, left=(0, 0), open=known)
+        self.facts = Facts(mask_id, END_ID, (SINK_ID,), lookahead=0, left=(0, 0), open=known)
         banned = torch.zeros(VOCAB, dtype=torch.bool)
         banned[[SINK_ID, MASK_ID]] = True
         self.head = Head(torch.eye(VOCAB), banned=banned)

@@ -18,12 +18,20 @@ from infill_engine.config import EngineConfig
 from infill_engine.core import Contexts, OpenCanvas, OpenPolicy, Pass, Reading, Rows, complete
 from infill_engine.engine import Engine
 from infill_engine.lengths import CANDIDATES, PUBLISHED_BIAS, LengthSearch
-from infill_engine.policy import ElasticPolicy, EntropyPolicy, SeededNoise, StepsPolicy, ThresholdPolicy, decoding
+from infill_engine.policy import (
+    AnnealedPolicy,
+    ElasticPolicy,
+    EntropyPolicy,
+    SeededNoise,
+    StepsPolicy,
+    ThresholdPolicy,
+    decoding,
+)
 from infill_engine.protocol import Candidate, Final, Frame, InfillRequest, Snippet
 from infill_engine.scheduler import Scheduler
 from infill_engine.tokenizer import ByteCodec
 from scripted import wait_for
-from scripted_open import END_ID, EXPAND_ID, MASK_ID, Gap, OpenFake
+from scripted_open import END_ID, EXPAND_ID, MASK_ID, VOCAB, Gap, OpenFake
 from small_checkpoint import EXACT, save
 from test_batching import together
 
@@ -62,6 +70,16 @@ WAYS = {
         "elastic": True,
         "policy": ElasticPolicy(StepsPolicy("prob"), MASK_ID, EXPAND_ID, END_ID, 64),
     },
+    "shared": {  # noise in place of masks, on a canvas that the suffix shares
+        "mask_id": None,
+        "policy": AnnealedPolicy(VOCAB),
+        "length": "calibrated",
+        "lengths": tuple(range(1, 40)),
+        "bias": PUBLISHED_BIAS,
+        "doubt": 2.5,
+        "canvas": 64,
+        "goes_on": True,
+    },
 }
 
 
@@ -74,6 +92,20 @@ def test_the_gap_gets_its_length(way, length):
     found, final, _ = run(model, ask(head="x = ", tail=")"))
     assert (found, final.reason) == (text, "end")
     assert final.timing.committed == length
+
+
+def test_a_suffix_that_shares_the_canvas_has_its_length_asked_for_and_nothing_behind_it_none():
+    """With slots and suffix together no fewer than the family needs."""
+    facts = {**WAYS["shared"], "lengths": CANDIDATES, "least": 32, "doubt": 0.3}
+    for suffix, length in ((")\n", 30), (")" + "x" * 14, 14), (")" + "x" * 30, 2), (")" + "x" * 30, 48)):
+        model = engine(Gap("x = ", "a" * length, ")"), **facts)
+        assert run(model, ask(head="x = ", suffix=suffix))[0] == "a" * length
+        tried = [size for (size,) in model._denoiser.passes]
+        assert len(set(tried)) > 1
+        assert min(tried) + len(suffix) >= 32
+    alone = engine(Gap("x = ", "ab"), **facts)
+    assert run(alone, ask(head="x = "))[0] == "ab"
+    assert {size for (size,) in alone._denoiser.passes} == {32}
 
 
 def test_growing_a_canvas_keeps_what_it_holds_in_order():

@@ -384,19 +384,21 @@ def test_a_folder_is_served_and_says_text_only(checkpoint: Path, monkeypatch: py
 
 
 def test_the_suffix_is_on_the_canvas_and_stays_what_it_is(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In each pass, behind slots that all change; no more of it than there is room for, and no row for it."""
+    """In each pass, behind slots that all change; no more of it than there is room for, and no row for it. Lengths are
+    tried, of which none makes a canvas of less than 32 tokens."""
     engine = serve(checkpoint, suffix_tokens=120)
     suffix = "\n" + "print(x)\n" * 60
+    tokens = tuple(engine._tokenizer.encode(suffix)[:120])
     watched = Watched(engine, monkeypatch)
     answer(engine, ask(suffix=suffix, max_lines=4, max_tokens=60))
-    right = tuple(engine._tokenizer.encode(suffix)[: GEMMA_CANVAS - 64])
-    assert {canvas.right for canvas in watched.canvases} == {right}
-    assert {canvas.size for canvas in watched.canvases} == {64}
-    assert len(watched.canvases) > 1
+    assert all(canvas.right == tokens[: GEMMA_CANVAS - canvas.size] for canvas in watched.canvases)
+    assert len({canvas.size for canvas in watched.canvases}) > 2
+    assert len(watched.canvases) > 4
     assert all(len(rows) == canvas.rows for rows, canvas in zip(watched.rows, watched.canvases, strict=True))
     short = Watched(engine, monkeypatch)
-    answer(engine, ask(suffix=suffix, max_lines=1))
-    assert len(short.canvases[-1].tokens) == 32 + len(engine._tokenizer.encode(suffix)[:96])
+    answer(engine, ask(tail=")", max_lines=1))
+    assert min(canvas.size + len(canvas.right) for canvas in short.canvases) >= 32
+    assert len({canvas.size for canvas in short.canvases}) > 1
 
 
 def test_a_full_canvas_is_encoded_and_followed_by_another_where_nothing_stands_behind_it(

@@ -141,10 +141,10 @@ def test_what_says_nothing_again_is_left_alone(name: str) -> None:
     assert (text, final.reason, sizes) == ("", "end", [32, 64])
 
 
-def test_a_canvas_has_32_slots_at_least_and_leaves_room_for_the_suffix() -> None:
+def test_a_canvas_has_32_tokens_at_least_and_leaves_room_for_the_suffix() -> None:
     known = facts({"text_config": {"vocab_size": 262_144}, "canvas_length": 256}).open
     assert known is not None
-    assert (known.lengths, known.canvas, known.ends) == ((32, 64, 128), 256, frozenset({1, 106, 50}))
+    assert (known.least, known.lengths[-1], known.canvas, known.ends) == (32, 128, 256, frozenset({1, 106, 50}))
     padded = facts({"text_config": {"vocab_size": 262_144, "pad_token_id": PAD}})
     assert (padded.end_id, padded.open.ends) == (1, known.ends | {PAD})
     of_a_gguf = facts({"text_config": {"vocab_size": 262_144}, "eos_token_id": 106})

@@ -53,6 +53,7 @@ from infill_engine.core import ContextKV, Contexts, Facts, ModelError, OpenCanva
 from infill_engine.decoder import KV
 from infill_engine.families import prompts
 from infill_engine.families.masked import CACHE_BYTES, EXACT, Caching, special
+from infill_engine.lengths import CANDIDATES, PUBLISHED_BIAS
 from infill_engine.policy import AnnealedPolicy
 
 if TYPE_CHECKING:  # it brings numba
@@ -62,9 +63,9 @@ if TYPE_CHECKING:  # it brings numba
 ROOT = "model.decoder."
 #: Ids of the published model, and of them those that end a text: the end of it, of a turn, and of a call.
 VOCAB, ENDS = 262_144, (1, 106, 50)
-#: Slots of a canvas, which the suffix shares: together no more than the canvas that the model was trained on. Canvases
-#: below 32 were reported to take twice as many passes.
-LENGTHS = (32, 64, 128)
+#: Slots of a canvas, which the suffix shares: together no more than the canvas that the model was trained on, and no
+#: less than 32: smaller ones were reported to take twice as many passes.
+LENGTHS, LEAST = (*CANDIDATES, 96, 128), 32
 #: Layers that one step of encoding runs: between two, more urgent work may go first.
 GROUP = 6
 
@@ -382,8 +383,12 @@ def facts(config: Mapping[str, Any]) -> Facts:
     open_facts = OpenFacts(
         policy,
         tuple(n for n in LENGTHS if 2 * n <= canvas) or (max(1, canvas // 2),),
-        "end",
+        # The model ends a text, not a gap: an end in front of a suffix is nothing that it was trained to say.
+        "calibrated",
         frozenset([*ends, *padding]),
+        # That of models with a mask: nobody has published this one's.
+        bias=PUBLISHED_BIAS,
+        least=LEAST,
         positions=text.get("max_position_embeddings", 1 << 18),
         canvas=canvas,
         goes_on=True,
