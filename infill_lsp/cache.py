@@ -91,7 +91,7 @@ class Cache:
             text=edit.text.replace(snapshot.eol, "\n"),
             replaced=snapshot.tail[:end],
             tail=snapshot.tail[end:],
-            characters=sum(map(len, snapshot.lines)) + len(snapshot.before) + len(snapshot.after),
+            characters=snapshot.characters + len(snapshot.before) + len(snapshot.after),
         )
         self._entries[entry.id] = entry
         self._characters += entry.characters

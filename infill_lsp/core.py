@@ -56,6 +56,8 @@ class Snapshot:
     eol: str
     row: int
     column: int
+    #: Code points of all lines together, which is not counted anew with each key.
+    characters: int
     #: The syntax tree over `"\n".join(lines)` in UTF-8, or over the rows of `within` in it; None where the language
     #: has no grammar, or its parse is not ready.
     tree: Tree | None = None

@@ -145,7 +145,7 @@ def measures(snapshot: Snapshot) -> Iterator[Measure]:
     no tree, so that it is parsed here."""
     tree = snapshot.tree
     if tree is None and snapshot.within is None and (language := grammar(snapshot.language)) is not None:
-        is_short = sum(map(len, snapshot.lines)) <= MAX_PARSED
+        is_short = snapshot.characters <= MAX_PARSED
         tree = parse(Parser(language), of_lines(snapshot.lines), BUDGET_S) if is_short else None
     if tree is not None:
         yield ByTree(snapshot, tree)

@@ -66,8 +66,7 @@ class Document:
         self.uri = uri
         self.language = language
         self.version = version
-        self._lines, self._ends = _split(text)
-        self._eol = _most_frequent(self._ends)
+        self._take(text)
         #: The trees of the document's own language (depth 0) and of those embedded in it, where they have a grammar.
         self._syntaxes: dict[tuple[int, str], _Syntax | None] = {}
 
@@ -75,6 +74,11 @@ class Document:
     def lines(self) -> Sequence[str]:
         """The lines as they are now, without their ends."""
         return self._lines
+
+    @property
+    def characters(self) -> int:
+        """Code points of all lines."""
+        return self._characters
 
     @property
     def text(self) -> str:
@@ -87,8 +91,7 @@ class Document:
             if isinstance(change, types.TextDocumentContentChangePartial):
                 self._replace(change.range, change.text, encoding)
             else:
-                self._lines, self._ends = _split(change.text)
-                self._eol = _most_frequent(self._ends)
+                self._take(change.text)
         self.version = version
 
     def snapshot(self, line: int, character: int, encoding: str, wait: bool = False) -> Snapshot:
@@ -115,6 +118,7 @@ class Document:
             eol=self._eol,
             row=row,
             column=column,
+            characters=self._characters,
             tree=tree,
             within=within,
         )
@@ -130,6 +134,11 @@ class Document:
         syntax = self._syntaxes[depth, language]
         return syntax.tree(lines, piece, wait) if syntax else None
 
+    def _take(self, text: str) -> None:
+        self._lines, self._ends = _split(text)
+        self._eol = _most_frequent(self._ends)
+        self._characters = sum(map(len, self._lines))
+
     def _replace(self, span: types.Range, text: str, encoding: str) -> None:
         (first, start), (last, end) = sorted(_place(self._lines, at, encoding) for at in (span.start, span.end))
         text = self._lines[first][:start] + text + self._lines[last][end:] + self._ends[last]
@@ -141,6 +150,7 @@ class Document:
         if last + 1 < len(self._lines):
             # The text ended with the last line's end: what follows it is the next line, which stays.
             del lines[-1], ends[-1]
+        self._characters += sum(map(len, lines)) - sum(map(len, self._lines[first : last + 1]))
         self._lines[first : last + 1] = lines
         if ends != self._ends[first : last + 1]:
             self._ends[first : last + 1] = ends
@@ -156,7 +166,7 @@ class Trees:
 
     def use(self, document: Document) -> None:
         """A snapshot of the document was taken."""
-        self._used[document] = sum(map(len, document.lines))
+        self._used[document] = document.characters
         self._used.move_to_end(document)
         while sum(self._used.values()) > MOST_PARSED and len(self._used) > 1:
             self._used.popitem(last=False)[0].forget_trees()

@@ -49,6 +49,8 @@ BODY_LINES = 12
 BLOCK_END_LINES = 8
 #: Lines on each side of the cursor that say what the document indents by.
 INDENTED_LINES = 200
+#: Lines of comments that are looked behind for code, 10 us each; in a longer comment its own lines stand for that.
+COMMENT_LINES = 100
 
 #: Documents that people write code in; not output panels, diffs, commit boxes or chats.
 SCHEMES = frozenset({"file", "untitled", "vscode-notebook-cell", "vscode-remote"})
@@ -73,16 +75,17 @@ _QUOTE = re.compile(r"[\"'`]+#*$|[^\w\s]$")
 
 def cut(snapshot: Snapshot, trigger: Trigger) -> Gap | Silence:
     """The gap at the cursor, or why nothing is offered there. Never raises, however broken the code is."""
-    reason = _silence(snapshot, trigger)
-    if reason:
-        return Silence(reason)
+    reason = silence(snapshot) or _silence_at(snapshot, trigger)
+    if reason is not None:
+        return reason
     shape = _shape(snapshot)
+    prefix, suffix = _around(snapshot)
     return Gap(
         kind=shape.kind,
-        prefix=_prefix(snapshot),
+        prefix=prefix,
         head=_whole(snapshot.head),
         tail=_whole(snapshot.tail),
-        suffix=_suffix(snapshot),
+        suffix=suffix,
         max_lines=shape.max_lines,
         min_indent=shape.min_indent,
         closes=shape.closes,
@@ -124,19 +127,25 @@ def ancestors(node: Node | None) -> Iterator[Node]:
         node = node.parent
 
 
-def _silence(snapshot: Snapshot, trigger: Trigger) -> str | None:
+def silence(snapshot: Snapshot) -> Silence | None:
+    """Why nothing is offered in a document, wherever the cursor stands; None where something may be."""
     scheme, _, path = snapshot.uri.partition(":")
     path = unquote(path.partition("#")[0].partition("?")[0])
     if scheme not in SCHEMES:
-        return f"documents of the scheme {scheme or '(none)'} are not completed"
+        return Silence(f"documents of the scheme {scheme or '(none)'} are not completed")
     if is_secret(path):
-        return f"{path.rpartition('/')[2]} may hold secrets"
+        return Silence(f"{path.rpartition('/')[2]} may hold secrets")
+    if snapshot.characters + len(snapshot.lines) > MAX_CHARACTERS:
+        return Silence(f"the document is longer than {MAX_CHARACTERS:,} characters")
+    return None
+
+
+def _silence_at(snapshot: Snapshot, trigger: Trigger) -> Silence | None:
+    """Why nothing is offered at the cursor."""
     if len(snapshot.lines[snapshot.row]) > MAX_LINE:
-        return f"the line is longer than {MAX_LINE:,} characters"
-    if sum(map(len, snapshot.lines)) + len(snapshot.lines) > MAX_CHARACTERS:
-        return f"the document is longer than {MAX_CHARACTERS:,} characters"
+        return Silence(f"the line is longer than {MAX_LINE:,} characters")
     if trigger == "automatic" and is_word(snapshot.head[-1:]) and is_word(snapshot.tail[:1]):
-        return "the cursor is in the middle of a word"
+        return Silence("the cursor is in the middle of a word")
     return None
 
 
@@ -525,34 +534,38 @@ def _code_row(snapshot: Snapshot, step: int) -> int | None:
     """The nearest row above (-1) or below (+1) the cursor's that is neither blank nor only a comment."""
     first, last = snapshot.within or (0, len(snapshot.lines) - 1)
     comments = languages.of(snapshot.language).comments
-    row = snapshot.row + step
+    row, left = snapshot.row + step, COMMENT_LINES
     while first <= row <= last:
         if snapshot.lines[row].strip():
             leaf = leaf_at(snapshot, row, first_column(snapshot.lines[row]))
-            if not any(node.type in comments for node in islice(ancestors(leaf), 3)):
+            if not left or not any(node.type in comments for node in islice(ancestors(leaf), 3)):
                 return row
+            left -= 1
         row += step
     return None
 
 
-def _prefix(snapshot: Snapshot) -> str:
-    lines = [*snapshot.before.split("\n")[:-1], *snapshot.lines[: snapshot.row]]
-    return _whole("".join(line + "\n" for line in lines[_left_out(lines, MAX_PREFIX, to_block=True) :]))
+def _around(snapshot: Snapshot) -> tuple[str, str]:
+    """What stands above and below the cursor line, of each as much as its cap allows."""
+    lines, row = snapshot.lines, snapshot.row
+    # The one sum over lines of a key stroke: what is below follows from it.
+    written = sum(map(len, lines[:row])) + row
+    rest = snapshot.characters + len(lines) - written - len(lines[row]) - 1
+    above = [*snapshot.before.split("\n")[:-1], *lines[:row]]
+    below = [*lines[row + 1 :], *snapshot.after.split("\n")[1:]]
+    first = _left_out(above, written + len(snapshot.before), MAX_PREFIX, to_block=True)
+    last = len(below) - _left_out(below[::-1], rest + len(snapshot.after), MAX_SUFFIX)
+    prefix = "".join(line + "\n" for line in above[first:])
+    return _whole(prefix), _whole("".join("\n" + line for line in below[:last]))
 
 
-def _suffix(snapshot: Snapshot) -> str:
-    lines = [*snapshot.lines[snapshot.row + 1 :], *snapshot.after.split("\n")[1:]]
-    kept = len(lines) - _left_out(lines[::-1], MAX_SUFFIX)
-    return _whole("".join("\n" + line for line in lines[:kept]))
-
-
-def _left_out(lines: Sequence[str], cap: int, to_block: bool = False) -> int:
-    """How many of the first lines to leave out, so that at most `cap` characters stay, their line ends included.
+def _left_out(lines: Sequence[str], size: int, cap: int, to_block: bool = False) -> int:
+    """How many of the first lines to leave out, so that at most `cap` characters stay of `size`, their line ends
+    included.
 
     That number moves in strides, with `to_block` each to where a block begins: of the lines near there the least
     indented one, the first after a blank line among those.
     """
-    size = sum(map(len, lines)) + len(lines)
     stride = cap // 4
     least = -(-(size - cap) // stride) * stride
     if least <= 0:

@@ -93,22 +93,31 @@ def menu(suggestion: Suggestion, snapshot: Snapshot, dialect: Dialect) -> types.
     )
 
 
-def with_entry(snapshot: Snapshot, start: Snapshot, end: Snapshot, text: str) -> Snapshot | None:
-    """The document with the menu's entry `text` in place of what is between two cursors, and the cursor after it; None
-    where that is not on one line.
+def with_entry(snapshot: Snapshot, entry: types.SelectedCompletionInfo, encoding: str) -> Snapshot | None:
+    """The document with an entry of the menu accepted, and the cursor behind it; None where that is not on one line.
 
-    Without the syntax tree, which is of the text as it is. Lines that stand there already are no entry of a menu but
-    what Neovim has selected in visual mode: the snapshot stays.
+    Lines that stand there already are no entry of a menu but what Neovim has selected in visual mode: the snapshot
+    stays.
     """
-    between = "\n".join(start.lines[start.row : end.row + 1])[start.column :]
-    between = between[: len(between) - len(end.tail)]
-    if start.row != end.row and between == text.replace("\r\n", "\n"):
+    from infill_lsp.documents import reparsed, spans
+
+    (span,) = spans(snapshot.lines, [entry.range], encoding)
+    (row, start), (last, end) = span
+    text = entry.text.replace("\r\n", "\n")
+    if row != last and text == snapshot.text(span):
         return snapshot
-    if start.row != end.row or "\n" in text or "\r" in text:
+    if row != last or "\n" in text or "\r" in text:
         return None
-    lines = list(start.lines)
-    lines[start.row] = start.head + text + end.tail
-    return replace(start, lines=tuple(lines), column=start.column + len(text), tree=None)
+    line = snapshot.lines[row]
+    lines = (*snapshot.lines[:row], line[:start] + text + line[end:], *snapshot.lines[row + 1 :])
+    return replace(
+        snapshot,
+        lines=lines,
+        row=row,
+        column=start + len(text),
+        characters=snapshot.characters + len(text) - (end - start),
+        tree=snapshot.tree and reparsed(snapshot.tree, snapshot.lines, lines),
+    )
 
 
 def canvas(frame: Frame, snapshot: Snapshot) -> dict[str, Any]:

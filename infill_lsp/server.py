@@ -435,8 +435,7 @@ class InfillServer(LanguageServer):
         snapshot = own = self.snapshot(uri, position)
         selected = context.selected_completion_info
         if own is not None and selected is not None:
-            start, end = self.snapshot(uri, selected.range.start), self.snapshot(uri, selected.range.end)
-            snapshot = start and end and items.with_entry(own, start, end, selected.text)
+            snapshot = items.with_entry(own, selected, self.encoding)
         if snapshot is None:
             return None
         self.warmer.changed(uri, position)
@@ -466,13 +465,13 @@ class InfillServer(LanguageServer):
 
     def silence(self, uri: str) -> str:
         """Why nothing is offered in a document at all; "" where something may be."""
-        from infill_lsp.extraction import cut
+        from infill_lsp import extraction
 
         snapshot = self.snapshot(uri, types.Position(0, 0))
         if snapshot is None:
             return "the document is not open"
-        reason = self.silence_of(uri, snapshot.language, "invoked") or cut(snapshot, "invoked")
-        return reason.reason if isinstance(reason, Silence) else ""
+        reason = self.silence_of(uri, snapshot.language, "invoked") or extraction.silence(snapshot)
+        return "" if reason is None else reason.reason
 
     # What suggestions need of their host.
 

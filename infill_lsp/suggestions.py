@@ -356,8 +356,15 @@ def accepted(snapshot: Snapshot, edit: Edit) -> Snapshot:
     column = len(lines[-1])
     lines[-1] += line[edit.end :]
     whole = (*snapshot.lines[: edit.row], *lines, *snapshot.lines[edit.row + 1 :])
-    within = snapshot.within and (snapshot.within[0], snapshot.within[1] + len(middle))
-    return replace(snapshot, lines=whole, row=edit.row + len(middle), column=column, tree=None, within=within)
+    return replace(
+        snapshot,
+        lines=whole,
+        row=edit.row + len(middle),
+        column=column,
+        characters=snapshot.characters + sum(map(len, lines)) - len(line),
+        tree=None,
+        within=snapshot.within and (snapshot.within[0], snapshot.within[1] + len(middle)),
+    )
 
 
 def document_name(uri: str, purpose: str = "") -> str:

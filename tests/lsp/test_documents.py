@@ -74,6 +74,7 @@ def test_an_edit_leaves_the_text_that_the_client_has(text: str, ends: tuple[int,
     assert document.text == text[:start] + new + text[end:]
     snapshot = document.snapshot(0, 0, encoding)
     assert snapshot.lines == tuple(re.split("\r\n|\n|\r", document.text))
+    assert snapshot.characters == document.characters == sum(map(len, snapshot.lines))
     assert snapshot.version == 2
 
 

@@ -144,9 +144,15 @@ def test_a_language_without_a_grammar_goes_by_brackets_and_indentation(
     assert (gap.kind, gap.max_lines, gap.min_indent) == (kind, max_lines, min_indent)
 
 
+def test_of_a_long_comment_the_lines_stand_for_the_code_behind_it() -> None:
+    short, long = (gap_of(at("def f():\n" + count * "    # so\n" + "    |\n" + "x = 1\n")) for count in (50, 5_000))
+    assert (short.kind, short.min_indent) == ("lines", 1)
+    assert (long.kind, long.min_indent) == ("lines", 4)
+
+
 def test_without_a_tree_python_goes_by_its_words() -> None:
     snapshot = at("def f():\n    |\n")
-    blind = Snapshot(snapshot.uri, 1, "python", snapshot.lines, snapshot.eol, snapshot.row, snapshot.column, tree=None)
+    blind = replace(snapshot, tree=None)
     assert gap_of(blind) == replace(gap_of(snapshot), definition=None)
 
 

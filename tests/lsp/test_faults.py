@@ -755,6 +755,25 @@ async def test_24_another_entry_is_another_question(meet: Meet, engine: Scripted
         assert all(item["insertText"].startswith(entry) for item in items)
 
 
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        ("python", 'def f():\n    """What it does.\n\n    Gives the re|\n    """\n'),
+        ("javascript", "/*\n * Gives the re|\n */\nf();\n"),
+        ("vue", "<script>\n/*\n * Gives the re|\n */\nf();\n</script>\n"),
+    ],
+)
+async def test_24_where_the_entry_stands_decides_what_belongs_there(
+    meet: Meet, engine: ScriptedEngine, language: str, text: str
+) -> None:
+    editor = await meet("of it", {"comments": False})
+    editor.open(text, language)
+    line, column = editor.cursor
+    selected = {"range": span((line, column - 2), (line, column)), "text": "result"}
+    assert await editor.complete(selected=selected) == []
+    assert engine.requests == []
+
+
 async def test_24_a_selection_in_visual_mode_is_tolerated(meet: Meet, engine: ScriptedEngine) -> None:
     editor = await meet("c = 3")
     editor.open("a = 1\nb = 2\n|\n")

@@ -156,6 +156,7 @@ def test_the_rest_of_a_suggestion_leads_to_the_same_document(
     kept.put(snapshot, whole)
     some = Edit(snapshot.row, snapshot.column, snapshot.column, text[:size].replace("\n", eol))
     now = accepted(snapshot, some)
+    assert now.characters == sum(map(len, now.lines))
     found = kept.find(now)
     assert [one.edit.text for one in found] == ([text[size:].replace("\n", eol)] if size < len(text) else [])
     for one in found:
@@ -457,6 +458,9 @@ async def test_the_reason_is_told_for_a_document_and_for_a_place(typing: Editor,
     typing.open("KEY=\n")
     told = await typing.ask("infill/status", {"textDocument": {"uri": typing.uri}})
     assert (told.state, told.message) == ("off", ".env may hold secrets")
+    typing.open("x" * 3_000 + "\nreturn \n", uri="file:///project/long.py")  # A line of it is off, and no other.
+    assert (await typing.ask("infill/status", {"textDocument": {"uri": typing.uri}})).state == "ready"
+    typing.uri = "file:///project/.env"
     command = {
         "command": "infill.server.why",
         "arguments": [{"uri": typing.uri, "position": {"line": 0, "character": 4}}],
