@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
-from infill_kernels import PAGE, KVPool, Plan, Rope, canvas_attention, rotate_and_store
+from infill_kernels import PAGE, KVPool, Plan, Rope, canvas_attention, rotate, rotate_and_store
 from torch import Tensor
 
 #: A product with one matrix: x [N, K] -> [N, O].
@@ -123,12 +123,35 @@ class KV:
     def copy(self, length: int) -> KV:
         """The first tokens, in pages of their own. Raises `MemoryError`."""
         own = KV(self._pool)
-        own.reserve(length)
-        own.length = length
-        count = len(own.pages)
-        for of_pool in (self._pool.keys, self._pool.values):
-            of_pool[:, own.pages] = of_pool[:, self.pages[:count]]
+        own.take(self, 0, length)
         return own
+
+    def take(self, other: KV, first: int, length: int) -> None:
+        """Has the tokens of `other` up to `length`, which are its own before `first`. Raises `MemoryError`."""
+        self.reserve(length)
+        pages = slice(first // PAGE, -(-length // PAGE))
+        for of_pool in (self._pool.keys, self._pool.values):
+            of_pool[:, self.pages[pages]] = of_pool[:, other.pages[pages]]
+        self.length = length
+
+    def move(self, first: int, by: int, rope: Rope) -> None:
+        """Lets the tokens from `first` on stand so many places further right, their keys turned on as far; what then is
+        left of them is room. Raises `MemoryError`."""
+        end, half = self.length, self._pool.keys.shape[-1] // 2
+        self.reserve(end + by)
+        (page, offset), (to, at) = self._slots(first, end), self._slots(first + by, end + by)
+        keys, values = self._pool.keys[:, page, :, offset], self._pool.values[:, page, :, offset]  # [n, layers, H, hd]
+        back = half if by < 0 else 0  # with its halves exchanged a head turns the other way round
+        flat, angle = keys.flatten(0, 1), torch.full((keys.shape[0] * keys.shape[1],), abs(by))
+        turned = rotate(flat.roll(back, -1), rope, angle).roll(back, -1)
+        self._pool.keys[:, to, :, at] = turned.view(keys.shape).to(keys.dtype)
+        self._pool.values[:, to, :, at] = values
+        self.length = end + by
+
+    def _slots(self, first: int, end: int) -> tuple[Tensor, Tensor]:
+        """Where tokens lie: pages, and places in them."""
+        at = torch.arange(first, end)
+        return torch.tensor(self.pages)[at // PAGE], at % PAGE
 
     def settle(self) -> None:
         """Lets the current stream wait for what is being written."""

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not cpu.available(), reason="this processor has 
 pytest.importorskip("transformers", minversion="5.11", reason="transformers is not installed")
 
 from small_checkpoint import save  # noqa: E402 - it needs transformers
-from test_families import MASK, PREFIX, SLOTS, TEXT, Checkpoint, filled, laid_out, qwen, rows  # noqa: E402
+from test_families import MASK, PREFIX, SLOTS, TEXT, Checkpoint, filled, grown, laid_out, qwen, rows  # noqa: E402
 
 #: Open-dCoder's heads, seven to a key head, of a size that the kernels take, and an FFN of two segments.
 SIZES = {"hidden_size": 96, "num_attention_heads": 14, "num_key_value_heads": 2, "head_dim": 32}
@@ -99,7 +99,8 @@ def test_what_is_kept_of_keys_and_values_is_what_torch_keeps(whole, team, cachin
         canvases, contexts = filled(ours)
         complete(ours.encode(PREFIX * 4, contexts.prefix))
         canvases = [replace(canvas, origin=contexts.prefix.length) for canvas in canvases]
-        return rows(ours, canvases, contexts) + rows(ours, canvases[1:], contexts)
+        longer = grown(canvases[0])  # as it grows and shrinks
+        return rows(ours, canvases, contexts) + rows(ours, canvases[1:], contexts) + rows(ours, longer, contexts)
 
     for found, wanted in zip(passes(int8(whole, team, caching)), passes(whole.ours(caching=caching)), strict=True):
         assert off(found, wanted) < 6e-3

@@ -131,13 +131,10 @@ class _Prefix:
 @dataclass(frozen=True, slots=True)
 class _State:
     """What a canvas keeps of a pass: keys and values of its whole sequence, of which those of the tokens before `first`
-    and from `end` on are read again."""
+    and of those behind the slots are read again."""
 
     kv: KV
     first: int
-    end: int
-    #: Tokens of its sequence then.
-    length: int
     #: Passes since they were computed, that one included.
     age: int
 
@@ -155,11 +152,9 @@ class _Share:
     rows: list[int]
     #: Pieces of other files that are not in the sequence.
     pieces: list[Placed]
-    #: Where the canvas begins, where the first of its tokens stands that predicts a slot, where the last slot ends, and
-    #: where the sequence ends.
+    #: Where the canvas begins, where the first of its tokens stands that predicts a slot, and where the sequence ends.
     prefix: int
     begin: int
-    behind: int
     length: int
     #: Whether keys and values of the state's are read again.
     cached: bool
@@ -325,28 +320,32 @@ class MaskedDenoiser:
         behind, length = slot + canvas.size, len(sequence)
         begin = max(slot - self._shifted, 0)  # without a token before it, slot 0 is predicted by its own
         cached = state is not None and state.age < self._caching.refresh
-        if state is not None and self._caching.dual:
-            cached = cached and state.length == length
         first, end = 0, length
         kv = state.kv if state is not None else KV(self._pool)
         if state is not None and cached:
-            first, end = state.first, state.end if self._caching.dual else length
+            first = state.first
+            if self._caching.dual:
+                end = behind
+                if grown := length - kv.length:  # what stands behind it is the same, further on
+                    kv.move(behind - grown, grown, self._decoder.rope)
         elif state is None and prefix.kv is not None:
             first = min(prefix.kv.length, begin)
             kv = prefix.kv.copy(first)
         kv.reserve(length)
+        kv.length = length
         rows = [max(slot + i - self._shifted, 0) for i in canvas.open]
-        return _Share(sequence[first:end], first, kv, rows, pieces, len(before), begin, behind, length, cached)
+        return _Share(sequence[first:end], first, kv, rows, pieces, len(before), begin, length, cached)
 
     def _kept(self, share: _Share, prefix: _Prefix, state: _State | None) -> _State | None:
         """What the next passes may use of this one's keys and values."""
         if state is not None and share.cached:
             return replace(state, age=state.age + 1)
         if self._caching.across:
-            prefix.kv = share.kv.copy(share.prefix)
+            prefix.kv = prefix.kv or KV(self._pool)
+            prefix.kv.take(share.kv, share.first, share.prefix)
         elif self._caching.refresh == 1:
             return None
-        return _State(share.kv, share.begin, share.behind, share.length, age=1)
+        return _State(share.kv, share.begin, age=1)
 
 
 def _layers(weights: Weights, names: Names, shape: Shape) -> Iterator[Layer]:
