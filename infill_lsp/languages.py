@@ -112,7 +112,10 @@ def _all(names: str, closer: str = "") -> dict[str, str]:
     return dict.fromkeys(names.split(), closer)
 
 
-_SCRIPT = r"""\b(?:lang|type)\s*=\s*["']?(?:text/|application/)?(?:x-)?(?P<id>[\w+#-]+)"""
+#: `lang` says it before `type`, which may say `module`; not an attribute that ends with such a name.
+_SCRIPT = (
+    r"""(?<![\w:.-])(?:lang|type(?![\s\S]*\slang\s*=))\s*=\s*["']?(?:text/|application/)?(?:x-)?(?P<id>[\w+#-]+)"""
+)
 
 _JAVASCRIPT = Language(
     package="tree-sitter-javascript",
@@ -455,7 +458,7 @@ LANGUAGES: dict[str, Language] = {
                 node="fenced_code_block",
                 opening=_set("fenced_code_block_delimiter info_string"),
                 closing=_set("fenced_code_block_delimiter"),
-                named=r"^\s*[`~]+\s*\{?\s*\.?(?P<id>[\w+#-]+)",
+                named=r"^[\s>*+-]*[`~]+\s*\{?\s*\.?(?P<id>[\w+#-]+)",
             ),
             Injection(node="minus_metadata", opening=NONE, closing=NONE, default="yaml"),
             Injection(node="plus_metadata", opening=NONE, closing=NONE, default="toml"),
@@ -610,7 +613,9 @@ ALIASES = {
     "zsh": "bash",
     "shell": "bash",
     "shellscript": "bash",
+    "babel": "javascript",
     "html5": "html",
+    "template": "html",
     "xhtml": "html",
     "vue": "html",
     "svelte": "html",
@@ -618,6 +623,9 @@ ALIASES = {
     "jsonc": "json",
     "json5": "json",
     "jsonl": "json",
+    "ld+json": "json",
+    "importmap": "json",
+    "speculationrules": "json",
     "yml": "yaml",
     "dockercompose": "yaml",
     "github-actions-workflow": "yaml",

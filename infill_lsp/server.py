@@ -283,7 +283,8 @@ class InfillServer(LanguageServer):
 
     def silence_of(self, uri: str, language: str, trigger: Trigger) -> Silence | None:
         """Why the settings let nothing be offered in a document; None where they do."""
-        return self.configuration.sources.silence(uri, language, trigger)
+        document = self.documents.get(uri)
+        return self.configuration.sources.silence(uri, language, trigger, document.language if document else "")
 
     async def settled(self) -> None:
         """Waits until the settings are known."""
@@ -399,12 +400,13 @@ class InfillServer(LanguageServer):
         if cells is None:
             return
         if (structure := cells.structure) is not None:
+            # One that gets another language may be closed and opened at once.
+            for document in structure.did_close or ():
+                self.close_document(document.uri)
             for item in structure.did_open or ():
                 self.open_document(item)
             array = structure.array
             self.notebooks.splice(uri, array.start, array.delete_count, array.cells or ())
-            for document in structure.did_close or ():
-                self.close_document(document.uri)
         self.notebooks.update(uri, cells.data or ())
         for content in cells.text_content or ():
             self.change_document(types.DidChangeTextDocumentParams(content.document, content.changes))

@@ -175,16 +175,21 @@ class Settings(Struct, frozen=True, rename="camel"):
             return Silence("completions are switched off for all languages (infill.languages)")
         return None
 
-    def offers(self, language: str) -> bool:
-        """Whether completions are offered in documents of a language."""
-        return self.enabled and self.languages.get(language, self.languages.get("*", True))
+    def offers(self, language: str, around: str = "") -> bool:
+        """Whether completions are offered in a language, in a document that is of the language `around`: a document
+        that is switched off is so with all that is embedded in it, which else goes by its own switch if it has one."""
+        every = self.languages.get("*", True)
+        if not self.enabled or not self.languages.get(around, True):
+            return False
+        return self.languages.get(language, self.languages.get(around, every))
 
-    def silence(self, language: str, trigger: Trigger) -> Silence | None:
-        """Why nothing is offered in a language, or without being asked for; None where it is."""
+    def silence(self, language: str, trigger: Trigger, around: str = "") -> Silence | None:
+        """Why nothing is offered in a language, or without being asked for; None where it is. As `offers`."""
         if self.off is not None:
             return self.off
-        if not self.offers(language):
-            return Silence(f"completions are switched off for {language} (infill.languages)")
+        if not self.offers(language, around):
+            of = language if self.languages.get(around, True) else around
+            return Silence(f"completions are switched off for {of} (infill.languages)")
         if trigger == "automatic" and self.trigger == "manual":
             return Silence("completions are made only when asked for by hand (infill.trigger)")
         return None

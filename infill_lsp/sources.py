@@ -105,11 +105,12 @@ class Sources:
     def for_document(self, document: str) -> Settings:
         return self.effective(self.folder_of(document)).settings
 
-    def silence(self, document: str, language: str, trigger: Trigger) -> Silence | None:
-        """Why nothing is offered in a document, None where it is."""
+    def silence(self, document: str, language: str, trigger: Trigger, around: str = "") -> Silence | None:
+        """Why nothing is offered in a document, None where it is: `language` is the one at the cursor, `around` the
+        document's own."""
         folder = self.folder_of(document)
         settings = self.effective(folder).settings
-        if (silence := settings.silence(language, trigger)) is not None:
+        if (silence := settings.silence(language, trigger, around)) is not None:
             return silence
         if settings.exclude:
             path = _path(document)

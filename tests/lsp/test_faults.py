@@ -602,6 +602,23 @@ async def test_19_a_language_is_switched_off_by_its_id(meet: Meet, engine: Scrip
 
 
 @pytest.mark.parametrize(
+    ("language", "text"),
+    [("vue", "<script>\nlet x = |\n</script>\n"), ("markdown", "```js\nlet x = |\n```\n")],
+)
+@pytest.mark.parametrize("off", [0, 1])
+async def test_19_a_document_is_switched_off_with_what_is_embedded_in_it(
+    meet: Meet, engine: ScriptedEngine, language: str, text: str, off: int
+) -> None:
+    editor = await meet("name", {"languages": {(language, "javascript")[off]: False}})
+    editor.open(text, language)
+    assert await editor.complete(invoked=True) == []
+    assert engine.requests == []
+    other = ("javascript", "html")[off]
+    editor.open("let x = |\n", other, "file:///project/other")
+    assert await editor.item()
+
+
+@pytest.mark.parametrize(
     ("switch", "text"),
     [
         ("comments", "x = 1  # to do |\n"),

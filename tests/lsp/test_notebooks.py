@@ -118,6 +118,9 @@ async def test_cells_move_come_change_and_go(both: tuple[Editor, InfillServer], 
     assert await around(editor, engine) == ("", "\n\nz = 4")
     splice(editor, 0, 1, [cell("s")], did_close=[], did_open=[item("s", "now = 1")])  # of another language now
     assert (await around(editor, engine))[0] == "now = 1\n\n"
+    again = [types.TextDocumentIdentifier(uri("s"))]
+    splice(editor, 0, 1, [cell("s")], did_close=again, did_open=[item("s", "then = 2")])
+    assert (await around(editor, engine))[0] == "then = 2\n\n"
     params = types.DidCloseNotebookDocumentParams(types.NotebookDocumentIdentifier(NOTEBOOK), [])
     editor.client.notebook_document_did_close(params)
     assert await editor.complete(0, 7) == []

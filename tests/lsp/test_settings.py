@@ -223,6 +223,26 @@ def test_silence_says_which_setting_makes_it() -> None:
     assert reason(Settings(trigger="manual"), trigger="invoked") == ""
 
 
+@pytest.mark.parametrize(
+    ("languages", "off"),
+    [
+        ({}, ""),
+        ({"vue": False}, "vue"),
+        ({"vue": False, "typescript": True}, "vue"),
+        ({"typescript": False}, "typescript"),
+        ({"*": False, "go": True}, "typescript"),
+        ({"*": False, "vue": True}, ""),
+        ({"*": False, "typescript": True}, ""),
+        ({"*": False, "vue": True, "typescript": False}, "typescript"),
+    ],
+)
+def test_a_document_that_is_switched_off_is_so_with_what_is_embedded_in_it(
+    languages: dict[str, bool], off: str
+) -> None:
+    silence = Settings(languages=languages).silence("typescript", "automatic", "vue")
+    assert (silence.reason if silence else "") == (off and f"completions are switched off for {off} (infill.languages)")
+
+
 def test_comments_and_strings_are_switched_off_apart() -> None:
     assert all(Settings().silence_inside(kind) is None for kind in ("comment", "docstring", "string", "line"))
     quiet = Settings(comments=False)
