@@ -105,15 +105,16 @@ async def commanded(ls: InfillServer, *arguments: Any) -> None:
 
 def offered(ls: InfillServer, params: types.CodeActionParams) -> list[types.CodeAction]:
     """The code actions for a selection, and for a hole that the cursor is in or the selection holds."""
+    from infill_lsp import extraction, languages
     from infill_lsp.documents import spans
     from infill_lsp.holes import holes
 
     kind = types.CodeActionKind.RefactorRewrite
-    snapshot = ls.snapshot(params.text_document.uri, START)
+    snapshot = ls.snapshot(params.text_document.uri, params.range.start)
     wanted = params.context.only
     if snapshot is None or (wanted is not None and not any(_includes(one, kind) for one in wanted)):
         return []
-    if ls.silence_of(snapshot.uri, snapshot.language, "invoked") is not None:
+    if ls.silence_of(snapshot.uri, snapshot.language, "invoked") or extraction.silence(snapshot):
         return []
     actions = []
 
@@ -133,8 +134,12 @@ def offered(ls: InfillServer, params: types.CodeActionParams) -> list[types.Code
     here = holes(snapshot, [span], markers)
     if here:
         add("Infill: fill this hole" if len(here) == 1 else f"Infill: fill {len(here)} holes", "holes", [params.range])
-        everywhere = len(holes(snapshot, (), markers))
-        if everywhere > len(here):
+        document = ls.documents[snapshot.uri]
+        mixed = bool(languages.of(document.language).injections)  # All of it is not read before somebody asks for it.
+        everywhere = 0 if mixed else len(holes(snapshot, (), markers))
+        if mixed:
+            add("Infill: fill all holes of the document", "holes", [])
+        elif everywhere > len(here):
             add(f"Infill: fill all {everywhere} holes of the document", "holes", [])
     return actions
 
@@ -144,6 +149,7 @@ async def _fill(ls: InfillServer, order: Order, token: int | str | None) -> Answ
     than the one that was meant, or becomes so at the places to fill."""
     from infill_engine.protocol import InfillRequest
 
+    from infill_lsp import extraction
     from infill_lsp.fill import MAX_SITES, FillError, Superseded, fill
     from infill_lsp.suggestions import document_name
 
@@ -152,7 +158,8 @@ async def _fill(ls: InfillServer, order: Order, token: int | str | None) -> Answ
         raise JsonRpcInvalidParams("the document is not open")
     if order.version is not None and order.version != snapshot.version:
         raise JsonRpcContentModified(MOVED)
-    if (silence := ls.silence_of(snapshot.uri, snapshot.language, "invoked")) is not None:
+    silence = ls.silence_of(snapshot.uri, snapshot.language, "invoked") or extraction.silence(snapshot)
+    if silence is not None:
         return Answer(snapshot, (), silence.reason)
     sites = await asyncio.to_thread(_sites, ls, snapshot, order)
     if not sites:
@@ -235,10 +242,10 @@ def _sites(ls: InfillServer, snapshot: Snapshot, order: Order) -> list[Site]:
     )
     if order.mode == "selection":
         return selected(snapshot, ranges, keep)
+    own = Document(snapshot.uri, snapshot.language, snapshot.version, "\n".join(snapshot.lines))
     if snapshot.tree is None:  # Its parse is late, or it has none.
-        whole = Document(snapshot.uri, snapshot.language, snapshot.version, "\n".join(snapshot.lines))
-        snapshot = replace(snapshot, tree=whole.snapshot(0, 0, "utf-32", wait=True).tree)
-    return holes(snapshot, ranges, ls.settings_of(snapshot.uri).holes.markers)
+        snapshot = replace(snapshot, tree=own.snapshot(0, 0, "utf-32", wait=True).tree)
+    return holes(snapshot, ranges, ls.settings_of(snapshot.uri).holes.markers, own)
 
 
 async def _snippets(ls: InfillServer, snapshot: Snapshot, first: Site) -> tuple[Snippet, ...]:

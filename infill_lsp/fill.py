@@ -242,6 +242,7 @@ class _Filling:
         request = structs.replace(
             self._ask,
             document=f"{self._ask.document}.fill.{self._places.index(place)}",
+            language=snapshot.language,
             prefix=gap.prefix,
             head=gap.head,
             tail=gap.tail,

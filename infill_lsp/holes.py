@@ -25,11 +25,14 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from infill_lsp import languages
 from infill_lsp.core import Site, Snapshot, Span, utf8
 from infill_lsp.extraction import ancestors, first_column, indentation, leaf_at
 
 if TYPE_CHECKING:
     from tree_sitter import Node
+
+    from infill_lsp.documents import Document
 
 #: Lines there should be room for in place of a statement.
 STATEMENT_LINES = 8
@@ -58,15 +61,25 @@ _COMPLETE_METHODS = re.compile(r"(?:\w+\.)*(?:overload|abstract\w*)\b")
 _COMPLETE_CLASSES = re.compile(r"\bProtocol\b|\b\w*(?:Error|Exception|Warning)\b")
 
 
-def holes(snapshot: Snapshot, spans: Sequence[Span] = (), markers: Sequence[str] = ()) -> list[Site]:
+def holes(
+    snapshot: Snapshot,
+    spans: Sequence[Span] = (),
+    markers: Sequence[str] = (),
+    document: Document | None = None,
+) -> list[Site]:
     """The holes that touch `spans`, of the whole document where there are none, from first to last.
 
-    A span on one line stands for the line. The snapshot's cursor does not matter.
+    A span on one line stands for the line. The snapshot's cursor does not matter. With the `document` each row is read
+    by the language that is embedded there, which waits for the parses.
     """
     sites: list[Site] = []
+    here = snapshot
+    mixed = document if document is not None and languages.of(document.language).injections else None
     for row in _rows(snapshot, spans):
+        if mixed is not None and not (here.within and here.within[0] <= row <= here.within[1]):
+            here = mixed.snapshot(row, 0, "utf-32", wait=True)
         pointed = any(span.start[0] == row == span.end[0] for span in spans)
-        for site in _of_row(snapshot, row, pointed, markers):
+        for site in _of_row(here, row, pointed, markers):
             if not sites or site.span.start >= sites[-1].span.end:
                 sites.append(site)
     return sites

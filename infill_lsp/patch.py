@@ -90,7 +90,7 @@ def patched(path: Path, rows: tuple[int, int] | None, model: str | None, said: C
     old, document = _read(path)
     root = folder_of(str(path.resolve()))
     snapshot, settings = document.snapshot(0, 0, "utf-32", wait=True), _settings(document, root)
-    sites = _sites(snapshot, rows, settings)
+    sites = _sites(document, snapshot, rows, settings)
     if not sites:
         said(f"there is nothing to fill in {path}: no {'hole' if rows is None else 'text'}")
         return Patch(path, old, old)
@@ -150,9 +150,9 @@ def _settings(document: Document, root: str) -> Settings:
     return sources.effective(folder).settings
 
 
-def _sites(snapshot: Snapshot, rows: tuple[int, int] | None, settings: Settings) -> list[Site]:
+def _sites(document: Document, snapshot: Snapshot, rows: tuple[int, int] | None, settings: Settings) -> list[Site]:
     if rows is None:
-        return holes(snapshot, (), settings.holes.markers)
+        return holes(snapshot, (), settings.holes.markers, document)
     first, last = rows
     if not first <= last < len(snapshot.lines):
         raise PatchError(f"there are no lines {first + 1} to {last + 1}: the file has {len(snapshot.lines)}")

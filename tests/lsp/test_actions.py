@@ -262,6 +262,15 @@ async def test_code_actions_are_for_selections_and_holes_alone(editor: Editor, q
     assert titles == ["Infill: write the selection anew", "Infill: fill 2 holes"]
 
 
+async def test_in_a_secret_file_there_is_nothing_to_do(editor: Editor, quick: str) -> None:
+    await start(editor, quick)
+    editor.uri = "file:///project/.env"
+    editor.open(HOLES)
+    assert await actions(editor, (0, 0), (6, 0)) == []
+    assert texts(await fill(editor)) == []
+    assert editor.messages == ["Infill: .env may hold secrets"]
+
+
 # In the editor's units.
 
 

@@ -147,6 +147,19 @@ async def test_the_engine_sees_a_selection_as_its_gap() -> None:
     assert 0 < filled.sure < 1
 
 
+async def test_each_place_is_asked_for_in_the_language_that_stands_there() -> None:
+    text = "<p>a</p>\n<script>\nlet b = 1;\n</script>\n<style>\na { color: red }\n</style>\n"
+    snapshot = Document("file:///project/a.vue", "vue", 1, text).snapshot(0, 0, "utf-32")
+    spans = [Span((row, start), (row, end)) for row, start, end in ((0, 3, 4), (2, 8, 9), (5, 11, 14))]
+    engine = Scripted(lambda request: "2")
+    await fill(snapshot, selected(snapshot, spans), engine, ASK, untold)
+    assert {request.head[:3]: request.language for request in engine.asked} == {
+        "<p>": "vue",
+        "let": "javascript",
+        "a {": "css",
+    }
+
+
 async def test_a_fill_does_not_run_out_of_its_block() -> None:
     snapshot, spans, _ = spans_of("def f():\n    «a = 1»\n\n\nx = 1\n")
     engine = Scripted(lambda request: "a = 2\n    b = 3\n\n\ndef g():\n    pass")

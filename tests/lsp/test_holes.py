@@ -6,15 +6,21 @@ import pytest
 from marked import at
 
 from infill_lsp.core import Snapshot, Span
+from infill_lsp.documents import Document
 from infill_lsp.holes import holes
 
 BODY = "def f(a):\n    {}\n\n\ndef g():\n    return 1\n"
 
 
-def filled(snapshot: Snapshot, spans: tuple[Span, ...] = (), markers: tuple[str, ...] = ()) -> str:
+def filled(
+    snapshot: Snapshot,
+    spans: tuple[Span, ...] = (),
+    markers: tuple[str, ...] = (),
+    document: Document | None = None,
+) -> str:
     """The document with @ in each hole, what is ahead of it written."""
     text = list(snapshot.lines)
-    for site in reversed(holes(snapshot, spans, markers)):
+    for site in reversed(holes(snapshot, spans, markers, document)):
         (row, start), (last, end) = site.span
         assert row == last
         text[row] = text[row][:start] + site.lead + "@" + text[row][end:]
@@ -133,3 +139,28 @@ def test_spans_choose_the_holes() -> None:
     assert filled(snapshot, (Span((2, 0), (2, 0)),)) == "def f(a):\n    b = ...\n    c = @\n    return ???\n"
     assert filled(snapshot, (Span((1, 0), (2, 4)),)) == "def f(a):\n    b = @\n    c = @\n    return ???\n"
     assert filled(snapshot, (Span((9, 0), (99, 0)),)) == "\n".join(snapshot.lines)
+
+
+SCRIPT = "function f() {{\n  // TODO sum\n{}}}\nlet x = {};\n".format
+MIXED = [
+    (
+        "vue",
+        "<template>\n  <p>...</p>\n</template>\n<script>\n" + SCRIPT("", "???") + "</script>\n",
+        "<template>\n  <p>...</p>\n</template>\n<script>\n" + SCRIPT("  @\n", "@") + "</script>\n",
+    ),
+    (
+        "markdown",
+        "# Wait ...\n\n...\n\n```python\ndef f(a):\n    pass  # sum\n```\n\n```js\nlet y = ???;\n```\n",
+        "# Wait ...\n\n...\n\n```python\ndef f(a):\n    # sum\n    @\n```\n\n```js\nlet y = @;\n```\n",
+    ),
+]
+
+
+@pytest.mark.parametrize(("language", "source", "expected"), MIXED)
+def test_what_is_embedded_has_the_holes_of_its_own_language(language: str, source: str, expected: str) -> None:
+    document = Document("file:///project/a", language, 1, source)
+    snapshot = document.snapshot(0, 0, "utf-32")
+    assert filled(snapshot, document=document) == expected
+    rows = [row for row, line in enumerate(snapshot.lines) if "TODO" in line or "pass" in line]
+    spans = tuple(Span((row, 0), (row, 0)) for row in rows)
+    assert [site.span.start[0] for site in holes(snapshot, spans, document=document)] == rows
