@@ -67,6 +67,8 @@ class Model:
     files: tuple[File, ...]
     #: Whether a CPU is fast enough for it.
     on_cpu: bool = False
+    #: Bytes of the keys and values of one request, as it is served on a CPU, where they are more than `CONTEXT_BYTES`.
+    contexts: int = 0
 
     def file(self, form: str) -> File | None:
         return next((file for file in self.files if file.form.casefold() == form.casefold()), None)
@@ -75,7 +77,7 @@ class Model:
         """Bytes of memory to serve it: its weights, and what contexts take. A CPU serves floating weights in int8."""
         floating = file.form in ("bf16", "fp32")
         weights = int(self.parameters * INT8_BYTES) if floating and not gpu else file.bytes
-        return weights + CONTEXT_BYTES
+        return weights + max(self.contexts, CONTEXT_BYTES)
 
 
 def _gb(size: float) -> int:
@@ -123,6 +125,7 @@ MODELS: tuple[Model, ...] = (
         "MIT",
         4096,
         (File("bf16", "GSAI-ML/LLaDA-8B-Base", _gb(16.0)),),
+        contexts=_gb(2.4),
     ),
     Model(
         "dream",

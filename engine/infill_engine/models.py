@@ -35,6 +35,7 @@ from infill_engine.tokenizer import Codec
 
 if TYPE_CHECKING:  # they bring numba
     from infill_engine.checkpoint import Checkpoint, Form
+    from infill_engine.families import Sizes
     from infill_engine.families.masked import Caching
     from infill_engine.memory import Memory
     from infill_engine.tokenizer import JsonCodec
@@ -42,6 +43,8 @@ if TYPE_CHECKING:  # they bring numba
 
 log = logging.getLogger(__name__)
 
+#: Tokens of the blank line behind a snippet, at most.
+SNIPPET_END = 2
 #: CPU threads of one pass at most: what a model of this size reads, a few cores can ask for.
 MOST_THREADS = 4
 
@@ -228,6 +231,8 @@ def _checkpoint(config: EngineConfig, folder: Path, report: Report) -> Engine:
         raise ModelError(f"{folder} cannot be served in {served!r}: use one of {', '.join([*types, *FORMS[1:]])}")
     floating = torch.bfloat16 if served != "fp32" and (served == "bf16" or on != "cpu") else torch.float32
     form = served if served in FORMS else "stored"
+    caching, kept = _caching(config, on), 2 if compiled and served == "int8" else floating.itemsize
+    config = _roomy(config, family.sizes(checkpoint.config), caching, kept)
     _fits(rounding(config.model)[0], checkpoint, form, floating, config.cache_mb << 20, machine(config.device))
     report("reading the weights", None)
     team = None
@@ -244,7 +249,7 @@ def _checkpoint(config: EngineConfig, folder: Path, report: Report) -> Engine:
         {**checkpoint.config, **codec.roles, "generation_config": generation},
         weights,
         codec.tokens,
-        caching=_caching(config, on),
+        caching=caching,
         device=on,
         cache_bytes=config.cache_mb << 20,
         team=team,
@@ -268,6 +273,17 @@ def _caching(config: EngineConfig, on: str) -> Caching:
         dual=best.dual if config.dual_cache is None else config.dual_cache,
         across=best.across if config.reuse_context is None else config.reuse_context,
     )
+
+
+def _roomy(config: EngineConfig, sizes: Sizes, caching: Caching, itemsize: int) -> EngineConfig:
+    """With memory for the contexts of one request at least: with less each would encode them, and be refused for want
+    of room."""
+    before = config.prefix_tokens + config.snippets * (config.snippet_tokens + SNIPPET_END)
+    need = -(-sizes.context_bytes(before, config.suffix_tokens, caching, itemsize) >> 20)
+    if need <= config.cache_mb:
+        return config
+    log.info("contexts have %d MB in place of %d: that is what one request of this model takes", need, config.cache_mb)
+    return replace(config, cache_mb=need)
 
 
 def _codec(checkpoint: Checkpoint, home: Path, kind: str, report: Report) -> JsonCodec:

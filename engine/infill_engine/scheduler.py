@@ -254,6 +254,7 @@ class Pace:
 
 
 NO_MEMORY = Final("busy", "the engine's memory is full of what other requests use: ask again in a moment")
+NO_ROOM = Final("busy", "there is no memory for even one request: free some of the device's, or choose a smaller model")
 
 
 class Unavailable(RuntimeError):
@@ -704,7 +705,7 @@ class Scheduler:
         """Ends one job for the memory it holds."""
         holders = [job for job in list(self._jobs) if job.steps]
         least = max(holders, key=lambda job: (job.verdict is not None, job.emit is None, *job.urgency))
-        self._finish(least, least.verdict or NO_MEMORY)
+        self._finish(least, least.verdict or (NO_MEMORY if len(holders) > 1 else NO_ROOM))
 
     def _encode(self, engine: Engine, job: Job) -> None:
         """One step of encoding."""

@@ -6,6 +6,10 @@ import math
 
 import pytest
 import torch
+from infill_engine import catalogue
+from infill_engine.config import EngineConfig
+from infill_engine.families import families as served
+from infill_engine.families.masked import KEPT
 
 from bench import engine, families
 from bench.random_models import DIFFUSION_GEMMA, DREAM, LLADA, OPEN_DCODER, Model, RandomCheckpoint, tiny
@@ -18,6 +22,18 @@ DREAM_7B, GEMMA_26B = Model("Dream 7B", DREAM), Model("DiffusionGemma 26B-A4B", 
 )
 def test_the_shapes_have_as_many_numbers_as_were_published(config, millions):
     assert round(Model("one", config).parameters / 1e6) == millions
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [("open-dcoder", OPEN_DCODER), ("dream", DREAM), ("llada", LLADA), ("diffusion-gemma", DIFFUSION_GEMMA)],
+)
+def test_what_a_model_needs_has_room_for_the_contexts_of_a_request(name, config):
+    """As the catalogue tells before anything is fetched: they lie in two bytes a number, kept as on a CPU."""
+    (kind,), model, setting = config["architectures"], catalogue.named(name), EngineConfig()
+    before = setting.prefix_tokens + setting.snippets * (setting.snippet_tokens + 2)
+    takes = served()[kind].sizes(config).context_bytes(before, setting.suffix_tokens, KEPT, 2)
+    assert 0.9 * model.contexts <= takes <= max(model.contexts, catalogue.CONTEXT_BYTES)
 
 
 @pytest.mark.parametrize("config", [OPEN_DCODER, DREAM])

@@ -456,6 +456,13 @@ def test_where_all_memory_is_in_use_one_ends_and_the_others_live_on():
         assert bench.submit(ask("2", prefix="text 2\n" * 30, head="=", max_tokens=100)).final().reason == "limit"
 
 
+def test_one_that_finds_no_memory_alone_is_not_told_of_others():
+    with Bench({"=": "x"}, room=40) as bench:
+        alone = bench.submit(ask("long", prefix="text\n" * 30, head="=")).final()
+        assert (alone.reason, alone.message.partition(":")[0]) == ("busy", "there is no memory for even one request")
+        assert bench.submit(ask("short", head="=")).final().reason == "end"
+
+
 def test_one_that_finds_no_memory_behind_a_pass_takes_it_from_one_of_that_pass(monkeypatch):
     with Bench({"first=": LONG, "=": "x"}) as bench:
         filling = bench.engine._filling

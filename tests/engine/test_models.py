@@ -8,14 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from infill_engine import models, ngrams
 from infill_engine.config import EngineConfig
 from infill_engine.core import ModelError
 from infill_engine.families.masked import KEPT, Caching
-from infill_engine.protocol import InfillRequest
+from infill_engine.protocol import Event, Final, InfillRequest, Snippet
+from infill_engine.scheduler import Scheduler
 from infill_engine.tokenizer import ByteCodec
-from small_checkpoint import EXACT, save
+from scripted import wait_for
+from small_checkpoint import EXACT, save, save_gemma
 from small_tokenizer import description
 
 
@@ -76,6 +79,34 @@ def test_what_is_kept_suits_the_device_unless_it_is_said(
 ) -> None:
     config = EngineConfig(**asked)
     assert (models._caching(config, "cpu"), models._caching(config, "cuda:1")) == (on_cpu, on_gpu)
+
+
+def test_there_is_always_room_for_the_contexts_of_one_request(tmp_path: Path) -> None:
+    """Else each would encode them, find no room, and be refused, the next one as well."""
+    pytest.importorskip("transformers", minversion="5.11", reason="transformers is not installed")
+    save(tmp_path / "qwen2", head_dim=64)
+    save_gemma(tmp_path / "gemma")
+    text = "".join(f"name_{i} = {i}\n" for i in range(300))
+    ask = InfillRequest(
+        client="c", document="d", prefix=text, head="x = f(", tail=")", suffix="\n" + text, max_tokens=40,
+        snippets=(Snippet("def f(): ...\n" * 30),), max_lines=3, deadline_ms=60_000,
+    )  # fmt: skip
+    for name in ("qwen2", "gemma"):
+        config = EngineConfig(model=str(tmp_path / name), dtype="fp32", cache_mb=1)
+        served = models.load(config, quiet)
+        serving = Scheduler(lambda report, engine=served: engine)
+        serving.start()
+        finals = []
+        for head in ("x = f(", "x = f(a", "x = f(a, b"):
+            events: list[Event] = []
+            serving.submit(msgspec.structs.replace(ask, head=head), events.append, time.monotonic())
+            wait_for(lambda found=events: bool(found) and isinstance(found[-1], Final), 60)
+            finals.append(events[-1])
+            wait_for(lambda serving=serving: not serving.background, 60)
+        serving.close()
+        assert serving.join(10)
+        assert {final.reason for final in finals} <= {"end", "limit"}
+        assert all(final.timing.encoded < 20 for final in finals[1:])  # no loop
 
 
 def test_what_is_wrong_with_a_folder_is_said_in_a_line(tmp_path: Path) -> None:

@@ -20,6 +20,10 @@ class Sizes(Protocol):
     def compiled(self) -> bool:
         """Whether the compiled kernels of this machine's CPU run it."""
 
+    def context_bytes(self, before: int, behind: int, caching: Caching, itemsize: int) -> int:
+        """What keys and values take, of so many bytes a number, for one request alone that has so many tokens before
+        its gap and behind it."""
+
 
 class Loadable(Protocol):
     """A family that a checkpoint can be loaded into."""

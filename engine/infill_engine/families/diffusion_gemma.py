@@ -103,6 +103,11 @@ class Shape:
     #: Whether the compiled kernels of a CPU run it: their layers are others.
     compiled = False
 
+    def context_bytes(self, before: int, behind: int, caching: Caching, itemsize: int) -> int:
+        tokens = min(before, self.positions) + 2 * (self.canvas + PAGE)  # while lengths are tried there are two
+        sizes = (2 * self.full.count(full) * kind.kv_heads * kind.head_size for full, kind in enumerate(self.kinds))
+        return tokens * sum(sizes) * itemsize
+
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Shape:
         """Raises `ModelError` for a config that is not this family's, or lacks something."""

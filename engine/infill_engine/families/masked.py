@@ -51,6 +51,10 @@ class Shape:
             return False
         return cpu.available() and self.head_size % cpu.HEAD_SIZES == 0
 
+    def context_bytes(self, before: int, behind: int, caching: Caching, itemsize: int) -> int:
+        tokens = min(before + MOST_SLOTS + behind, self.positions) + PAGE
+        return caching.runs * tokens * 2 * self.layers * self.kv_heads * self.head_size * itemsize
+
 
 @dataclass(frozen=True, slots=True)
 class Names:
@@ -91,6 +95,12 @@ class Caching:
     #: positions before the prefix then, lest each other one move it.
     across: bool = False
 
+    @property
+    def runs(self) -> int:
+        """How often a request holds a whole sequence's at once: its canvas's; if any are kept, those of the best canvas
+        while other lengths are tried; and the prefix's."""
+        return 1 + (self.refresh > 1 or self.across) + self.across
+
     def __post_init__(self) -> None:
         if self.refresh < 1:
             raise ValueError(f"keys and values can be refreshed every pass or more seldom, not every {self.refresh}")
@@ -103,6 +113,8 @@ KEPT = Caching(refresh=1 << 30, dual=True, across=True)
 #: New tokens of a prefix that are worth a pass of their own, ahead of the first one over the canvas, and layers of it
 #: that one step runs: between two, more urgent work may go first.
 LEAST_ALONE, GROUP = 8, 8
+#: Slots that a canvas has at most.
+MOST_SLOTS = 64
 #: Memory for keys and values, by default.
 CACHE_BYTES = 512 << 20
 

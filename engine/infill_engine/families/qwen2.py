@@ -17,7 +17,7 @@ from typing import Any
 from infill_engine.checkpoint import Weights
 from infill_engine.core import Facts, ModelError, OpenFacts
 from infill_engine.families import prompts
-from infill_engine.families.masked import Kind, MaskedDenoiser, Names, Shape, ends, number, special
+from infill_engine.families.masked import MOST_SLOTS, Kind, MaskedDenoiser, Names, Shape, ends, number, special
 from infill_engine.lengths import CANDIDATES, PUBLISHED_BIAS
 from infill_engine.policy import ElasticPolicy, StepsPolicy
 
@@ -40,8 +40,8 @@ NAMES = Names(
 #: Temperature and `top_p` of Dream's examples, and of DreamOn's.
 SAMPLING, ELASTIC_SAMPLING = (0.2, 0.95), (0.2, 0.9)
 
-#: Slots that DreamOn may begin with, and may grow to.
-ELASTIC_LENGTHS, ELASTIC_MOST = (4, 8, 16, 32, 64), 64
+#: Slots that DreamOn may begin with; it may grow to `MOST_SLOTS`.
+ELASTIC_LENGTHS = (4, 8, 16, 32, 64)
 
 
 def shape(config: Mapping[str, Any]) -> Shape:
@@ -75,11 +75,11 @@ class Qwen2Denoiser(MaskedDenoiser):
         opening, closing = (prompts.DREAMON if expand else prompts.DREAM).around(config)
         if expand:
             facts = OpenFacts(
-                policy=ElasticPolicy(StepsPolicy("entropy"), mask_id, expand[0], end_id, ELASTIC_MOST),
+                policy=ElasticPolicy(StepsPolicy("entropy"), mask_id, expand[0], end_id, MOST_SLOTS),
                 lengths=ELASTIC_LENGTHS,
                 length="elastic",
                 ends=ended,
-                most=ELASTIC_MOST,
+                most=MOST_SLOTS,
                 positions=positions,
                 closing=closing,
                 blocks=True,
