@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from infill_engine import models
@@ -20,7 +21,7 @@ from infill_engine.engine import Engine
 from infill_engine.families import prompts
 from infill_engine.families.diffusion_gemma import _KV, DiffusionGemma, DiffusionGemmaDenoiser
 from infill_engine.policy import AnnealedPolicy, SeededNoise
-from infill_engine.protocol import Candidate, Final, Frame, InfillRequest
+from infill_engine.protocol import Candidate, Final, Frame, InfillRequest, Snippet
 from small_checkpoint import GEMMA_CANVAS, gemma, save_gemma
 from small_tokenizer import CONTROLS
 from torch import Tensor
@@ -316,6 +317,56 @@ def test_a_pinned_suffix_shares_the_canvas_and_is_expected_to_be_what_it_is(refe
     torch.testing.assert_close(logits(model, second), again[:5], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("length", [4, 3 * WINDOW])
+@torch.inference_mode()
+def test_pieces_of_other_files_stand_before_the_prefix_side_by_side(reference: Any, folder: Path, length: int) -> None:
+    """As transformers has it where a mask hides pieces and prefix from each other, and from the canvas what opens a
+    piece. In sliding layers of a long prefix no piece is near enough."""
+    from transformers import DynamicCache
+
+    denoiser = family(folder)
+    (bos,) = denoiser.facts.opening
+    prefix, canvas = drawn(length, length)
+    texts = [[bos, *drawn(seed, size)[0].tolist()] for seed, size in ((1, 6), (2, 9))]
+    contexts = [complete(denoiser.encode(text, None)) for text in ([bos, *prefix.tolist()], *texts)]
+    (found,), _ = denoiser.denoise(
+        [OpenCanvas.of(contexts[0].length, (), canvas.tolist(), ())],
+        [Contexts(contexts[0], tuple(contexts[1:]))],
+        [None],
+    )
+
+    runs = [*texts, [bos, *prefix.tolist()]]
+    before = max(map(len, texts))
+    position = [before - len(text) + i for text in texts for i in range(len(text))]
+    position = torch.tensor([*position, *range(before, before + len(runs[-1]))])
+    run = torch.tensor([i for i, tokens in enumerate(runs) for _ in tokens])
+    opens = torch.tensor([i == 0 and j < len(texts) for j, tokens in enumerate(runs) for i in range(len(tokens))])
+    back = position[:, None] - position
+    encoded_by = (run[:, None] == run) & (back >= 0)
+    decoded_by = torch.cat([~opens, torch.ones(len(canvas), dtype=torch.bool)]).expand(len(canvas), -1)
+    first = before + len(runs[-1])
+    near = torch.cat([position > first - WINDOW, torch.ones(len(canvas), dtype=torch.bool)])
+
+    def masks(full: Tensor, sliding: Tensor) -> dict[str, Tensor]:
+        both = {"full_attention": full, "sliding_attention": sliding}
+        return {name: torch.where(mask, 0.0, -torch.inf)[None, None] for name, mask in both.items()}
+
+    wanted = reference(
+        input_ids=torch.tensor([[token for tokens in runs for token in tokens]]),
+        position_ids=position[None],
+        attention_mask=masks(encoded_by, encoded_by & (back < WINDOW)),
+        cache=DynamicCache(),
+        decoder_input_ids=canvas[None],
+        decoder_position_ids=torch.arange(first, first + len(canvas))[None],
+        decoder_attention_mask=masks(decoded_by, decoded_by & near),
+    ).logits[0]
+    torch.testing.assert_close(logits(denoiser.model, found), wanted, rtol=1e-4, atol=2e-4)
+    (without,), _ = denoiser.denoise(
+        [OpenCanvas.of(contexts[0].length, (), canvas.tolist(), ())], [Contexts(contexts[0])], [None]
+    )
+    assert worst(logits(denoiser.model, without), wanted) > 1e-2
+
+
 def test_the_policy_never_touches_what_is_pinned_and_counts_only_what_is_open() -> None:
     policy, noise = AnnealedPolicy(VOCAB, steps=4), SeededNoise(0)
     canvas = OpenCanvas.of(0, (), (5, 6, 7), (9,)).pin({1: (6, 1.0)})
@@ -399,6 +450,19 @@ def test_the_suffix_is_on_the_canvas_and_stays_what_it_is(checkpoint: Path, monk
     answer(engine, ask(tail=")", max_lines=1))
     assert min(canvas.size + len(canvas.right) for canvas in short.canvases) >= 32
     assert len({canvas.size for canvas in short.canvases}) > 1
+
+
+def test_a_snippet_is_seen_and_encodes_no_prefix_anew(checkpoint: Path) -> None:
+    engine = serve(checkpoint)
+    wanted = ask(prefix="import os\n" * 9, tail=")", suffix="\nprint(x)\n", max_lines=1)
+    first, _ = answer(engine, wanted)
+    engine._cache.rate = 1e6  # it is encoded in no time
+    seen = msgspec.structs.replace(wanted, snippets=(Snippet("def helper(name): return name\n" * 4),))
+    text, final = answer(engine, seen)
+    assert final.timing.snippets == 1
+    (tokens,) = engine._snippets(seen)
+    assert final.timing.encoded == len(tokens) + len(engine._denoiser.facts.opening)
+    assert text != first
 
 
 def test_a_full_canvas_is_encoded_and_followed_by_another_where_nothing_stands_behind_it(

@@ -13,7 +13,9 @@ the pass before (self-conditioning). It knows its weights, its contexts and a ca
     decoder's input: v(E_t + ff(n(e))),  e = sqrt(d) sum_t p_t E_t of the pass before, 0 in the first
 
 For infilling the suffix shares the canvas and is pinned. A pinned row is conditioned on its own token, as if it had
-been predicted with certainty.
+been predicted with certainty. Pieces of other files are encoded alone and stand side by side before the prefix, which
+does not see them: another piece encodes nothing else anew (parallel context windows, Ratner et al. 2022, arXiv
+2212.10947).
 
 Sources: the model as in transformers >= 5.11 (`DiffusionGemmaForBlockDiffusion`), against which the tests compare;
 self-conditioning (Chen et al. 2022, arXiv 2208.04202); soft-capped logits (Gemma 2, arXiv 2408.00118).
@@ -279,18 +281,30 @@ class DiffusionGemma:
             x = self._run(x, i, plans[full], None, 1)
         return self._normed(x, self._norm)
 
-    def planned(self, canvases: Sequence[tuple[int, int]], prefixes: Sequence[_KV], own: Sequence[_KV]) -> list[Plan]:
+    def planned(
+        self,
+        canvases: Sequence[tuple[int, int]],
+        prefixes: Sequence[_KV],
+        own: Sequence[_KV],
+        pieces: Sequence[Sequence[tuple[_KV, int]]] = (),
+    ) -> list[Plan]:
         """Plans a decoder's pass for sliding and for full layers: every row of a canvas sees its whole canvas.
 
-        canvases: where each begins and how many tokens it has; own: room for its keys and values.
+        canvases: where each begins and how many tokens it has; own: room for its keys and values; pieces: what each
+        sees besides, and from which token of that on. The last token of a piece stands at the position before 0.
         """
         plans = []
         for full, kind in enumerate(self.shape.kinds):
             parts = []
-            for (origin, size), prefix, kv in zip(canvases, prefixes, own, strict=True):
-                # Of the prefix the same tokens for every row: not a window that moves with them.
-                first = 0 if kind.window is None else max(0, origin - (kind.window - 1))
-                seen = [Placed(prefix.kinds[full].pages, first, origin)]
+            for (origin, size), prefix, kv, others in zip(
+                canvases, prefixes, own, pieces or [()] * len(canvases), strict=True
+            ):
+                # Of what is encoded the same tokens for every row: not a window that moves with them.
+                least = -math.inf if kind.window is None else origin - (kind.window - 1)
+                seen = [Placed(prefix.kinds[full].pages, int(max(0, least)), origin)]
+                for piece, begin in others:
+                    if (first := max(begin, least + piece.length)) < piece.length:
+                        seen.append(Placed(piece.kinds[full].pages, int(first), piece.length, -piece.length))
                 alike = range(origin, origin + size), [-1] * size, [OPEN] * size
                 parts.append(Part(*alike, size, kv.kinds[full].pages, 0, seen))
             plans.append(plan(parts, 0.0, self._device))
@@ -398,6 +412,7 @@ def facts(config: Mapping[str, Any]) -> Facts:
         canvas=canvas,
         goes_on=True,
         closing=closing,
+        blocks=True,
         soft=True,
     )
     return Facts(mask_id=None, end_id=ends[0], opening=opening, lookahead=0, left=(0, 0), open=open_facts)
@@ -480,6 +495,7 @@ class DiffusionGemmaDenoiser:
             [(canvas.origin, size) for canvas, size in zip(canvases, sizes, strict=True)],
             [cast(_KV, context.prefix) for context in contexts],
             [state.kv for state in before],
+            [[(cast(_KV, kv), len(self.facts.opening)) for kv in context.blocks] for context in contexts],
         )
         soft = torch.cat([self._soft(*pair) for pair in zip(canvases, before, strict=True)])
         rows = torch.split(model.decode(tokens, soft, plans), sizes)
