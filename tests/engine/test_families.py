@@ -499,7 +499,13 @@ def test_what_is_kept_of_keys_and_values_is_a_little_off_until_it_is_refreshed(c
 RECORDED_CACHED = json.loads((Path(__file__).parent / "recorded" / "cached.json").read_text())
 
 
-@pytest.mark.parametrize("record", RECORDED_CACHED, ids=lambda r: f"{'dual' if r['dual'] else 'prefix'} {r['steps']}")
+def recorded_cached(family: str) -> Any:
+    records = [record for record in RECORDED_CACHED if record["family"] == family]
+    names = [f"{'dual' if r['dual'] else 'prefix'} {r.get('steps', r.get('threshold'))}" for r in records]
+    return pytest.mark.parametrize("record", records, ids=names)
+
+
+@recorded_cached("llada")
 def test_published_traces_with_caches_token_for_token(tmp_path, record):
     """Recorded once from Fast-dLLM's LLaDA and its two caches: the first of two blocks of masks, behind which the other
     one stands. Keys and values are those of the first pass for the prefix, or for all but the block."""
@@ -510,6 +516,25 @@ def test_published_traces_with_caches_token_for_token(tmp_path, record):
     exact = trace(llada(tmp_path).ours(), policy, record["size"], Replayed(), (MASK,) * record["behind"])
     differs = [list(slots) for slots in exact] != record["trace"]
     assert differs == record["dual"]  # what is kept of the prefix alone happens to change no token here
+
+
+@recorded_cached("qwen2")
+def test_dreams_published_traces_with_caches_token_for_token(tmp_path, record):
+    """Recorded once from Fast-dLLM's Dream in the same way. There the first pass makes the first slot final, whatever
+    it is, since the token that predicts it is kept, too; here that one is computed anew in each pass, so that the first
+    slot may wait, which is told what to begin with instead."""
+    ours = qwen(tmp_path).ours(caching=Caching(refresh=99, dual=record["dual"]))
+    policy, noise = ThresholdPolicy(record["threshold"], apart=False), Replayed()
+    engine = Engine("tiny", ours, ByteCodec(specials=VOCAB - 256), EngineConfig(), policy)
+    canvas, contexts = laid_out(ours, [MASK] * record["size"])
+    canvas, found = replace(canvas, right=(MASK,) * record["behind"]), []
+    (outcome,) = engine.denoise([Pass(canvas, contexts, None, reading=policy.reading(canvas), noise=noise)])
+    canvas = canvas.seen(outcome.rows).pin({0: (outcome.rows.token[0], outcome.rows.prob[0])})
+    state = replace(outcome.state, first=len(PREFIX))
+    while found.append(list(canvas.slots)) or not canvas.full:
+        (outcome,) = engine.denoise([Pass(canvas, contexts, state, reading=policy.reading(canvas), noise=noise)])
+        canvas, state = policy.step(canvas, outcome.rows, noise), outcome.state
+    assert found == record["trace"]
 
 
 def test_refreshed_in_each_pass_nothing_is_off(checkpoint):
