@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from infill_engine.checkpoint import Form, Loaded
+from infill_engine.checkpoint import Form, Loaded, bias_of
 from infill_engine.core import OpenDenoiser
 from infill_engine.families import diffusion_gemma, llada, qwen2
 from infill_engine.families.diffusion_gemma import DiffusionGemmaDenoiser
 from infill_engine.families.llada import LladaDenoiser
-from infill_engine.families.masked import CACHE_BYTES, EXACT, Caching, Names
+from infill_engine.families.masked import CACHE_BYTES, EXACT, Caching
 from infill_engine.families.qwen2 import Qwen2Denoiser
 from infill_kernels.stored import Dense
 from torch import Tensor
@@ -90,9 +90,11 @@ class Model:
         if self.kind == "gemma":
             return _gemma(self.config["text_config"])
         if self.kind == "llada":
-            return _masked(llada.NAMES, llada.shape(self.config), self.config, "mlp_hidden_size", biased=False)
+            return llada.NAMES.sizes(llada.shape(self.config), self.vocab, self.config["mlp_hidden_size"])
         names = qwen2.NAMES.tied() if self.config["tie_word_embeddings"] else qwen2.NAMES
-        return _masked(names, qwen2.shape(self.config), self.config, "intermediate_size", biased=True)
+        sizes = names.sizes(qwen2.shape(self.config), self.vocab, self.config["intermediate_size"])
+        queried = [name for name in sizes if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))]
+        return sizes | {bias_of(name): sizes[name][:1] for name in queried}
 
     @property
     def parameters(self) -> int:
@@ -173,26 +175,6 @@ class Step:
     def bytes(self, weight: float, head: float, kept: float) -> float:
         """Bytes read, where a number of each takes so many."""
         return weight * self.weights + head * self.head + kept * self.kept
-
-
-def _masked(names: Names, sizes: Any, config: Mapping[str, Any], ffn: str, biased: bool) -> dict[str, tuple[int, ...]]:
-    width, inner, vocab = sizes.width, config[ffn], config["vocab_size"]
-    heads, kv_heads = sizes.heads * sizes.head_size, sizes.kv_heads * sizes.head_size
-    tensors: dict[str, tuple[int, ...]] = {names.embedding: (vocab, width), names.norm: (width,)}
-    if names.head is not None:
-        tensors[names.head] = (vocab, width)
-    for i in range(sizes.layers):
-        of_layer: dict[str, tuple[int, ...]] = {
-            names.attention_norm: (width,), names.ffn_norm: (width,), names.output: (width, heads),
-            names.q: (heads, width), names.k: (kv_heads, width), names.v: (kv_heads, width),
-            names.gate: (inner, width), names.up: (inner, width), names.down: (width, inner),
-        }  # fmt: skip
-        if biased:
-            of_layer |= {
-                name.removesuffix("weight") + "bias": of_layer[name][:1] for name in (names.q, names.k, names.v)
-            }
-        tensors |= {name.format(i): shape for name, shape in of_layer.items()}
-    return tensors
 
 
 def _gemma(text: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

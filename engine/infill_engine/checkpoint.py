@@ -73,6 +73,9 @@ class Weights(Protocol):
     def has(self, name: str) -> bool:
         """Whether there is such a tensor."""
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """As it is published. Raises `ModelError` where there is none."""
+
     def dense(self, name: str) -> Tensor:
         """A tensor in the floating type that is served. Raises `ModelError` where there is none, or NaN in it."""
 
@@ -174,7 +177,8 @@ class SafetensorsFolder:
         """Raises `ModelError`, also where a shard is missing or cut short."""
         self.path = path
         self.config: Mapping[str, Any] = read_json(path / "config.json")
-        method = (self.config.get("quantization_config") or {}).get("quant_method")
+        quantised = self.config.get("quantization_config") or {}
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
         if method not in _METHODS:
             raise ModelError(
                 f"{path} is quantised by {method}, which is not read: use bf16, FP8, NVFP4, int4 of "
@@ -212,7 +216,10 @@ class SafetensorsFolder:
 
     def _main(self, name: str) -> str:
         """The tensor that holds most of one."""
-        return name if name in self._files else f"{name}_packed"
+        main = name if name in self._files else f"{name}_packed"
+        if main not in self._files:
+            raise ModelError(f"{self.path} has no tensor {name}: it is not the model that its config.json says")
+        return main
 
     def shape(self, name: str) -> tuple[int, ...]:
         main = self._main(name)
@@ -248,10 +255,7 @@ class SafetensorsFolder:
         return self._files[main].tensors[main][0], 0.0
 
     def read(self, name: str) -> Stored:
-        main = self._main(name)
-        if main not in self._files:
-            raise ModelError(f"{self.path} has no tensor {name}: it is not the model that its config.json says")
-        values = self._tensor(main)
+        values = self._tensor(self._main(name))
         scale = self._side(name, "_scale")
         if values.dtype in _FLOATING:
             return Dense(values)
@@ -445,7 +449,7 @@ class GgufCheckpoint:
 
         tokenizer = "tokenizer.ggml."
         layers, heads = fact("block_count"), fact("attention.head_count")
-        vocab = next(self.shape(name)[0] for name in self.names if name.endswith(("embed_tokens.weight", "wte.weight")))
+        vocab = vocabulary(self)
         shared = {
             "architectures": [_ARCHITECTURES[arch][2]],
             "vocab_size": vocab,
@@ -595,6 +599,9 @@ class Loaded:
     def has(self, name: str) -> bool:
         return name in self._names
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._checkpoint.shape(name)
+
     def dense(self, name: str) -> Tensor:
         stored = self._checkpoint.read(name)
         shape = stored.shape
@@ -615,7 +622,7 @@ class Loaded:
         return stored.values
 
     def linear(self, *names: str) -> Linear:
-        biases = [name.removesuffix(".weight") + ".bias" for name in names]
+        biases = list(map(bias_of, names))
         matrices = [self.stored(name) for name in names]
         if not any(map(self.has, biases)):
             return stacked(matrices)
@@ -706,6 +713,20 @@ class Loaded:
             raise ModelError(f"{self._checkpoint.path}: {name} holds NaN or infinity: download it again")
 
 
+def bias_of(name: str) -> str:
+    """What the bias of a matrix is called."""
+    return name.removesuffix(".weight") + ".bias"
+
+
+def check_sizes(weights: Weights, sizes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises `ModelError` where a tensor is there in another size than its config tells, or the bias of a matrix is:
+    before anything is read, and before a product fails or reads beside it."""
+    biases = {bias_of(name): size[:1] for name, size in sizes.items() if len(size) == 2}
+    for name, size in {**sizes, **biases}.items():
+        if weights.has(name) and (found := weights.shape(name)) != size:
+            raise ModelError(f"its {name} is {list(found)}, not {list(size)}: the config is another's")
+
+
 def _finite(x: Tensor) -> bool:
     """Whether there is neither NaN nor infinity, in one pass without a copy."""
     if not x.numel():
@@ -722,6 +743,14 @@ def needed_bytes(checkpoint: Checkpoint, form: Form, floating: int) -> int:
 def parameters(checkpoint: Checkpoint) -> int:
     """Of a text model."""
     return sum(math.prod(checkpoint.shape(name)) for name in text_names(checkpoint))
+
+
+def vocabulary(checkpoint: Checkpoint) -> int:
+    """How many ids a text model has. Raises `ModelError`."""
+    for name in text_names(checkpoint):
+        if name.endswith(("embed_tokens.weight", "wte.weight")):
+            return checkpoint.shape(name)[0]
+    raise ModelError(f"{checkpoint.path} has no embedding: it is not the model that it says")
 
 
 def text_names(checkpoint: Checkpoint) -> Iterator[str]:

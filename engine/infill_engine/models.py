@@ -291,11 +291,10 @@ def _codec(checkpoint: Checkpoint, home: Path, kind: str, report: Report) -> Jso
 
     Raises `ModelError`.
     """
-    from infill_engine.checkpoint import GgufCheckpoint, parameters
+    from infill_engine.checkpoint import GgufCheckpoint, parameters, vocabulary
     from infill_engine.tokenizer import JsonCodec, qwen2_description
 
-    text = checkpoint.config.get("text_config", checkpoint.config)
-    rows = max(text.get(name) or 0 for name in ("vocab_size", "embedding_size"))
+    rows = vocabulary(checkpoint)
     if not isinstance(checkpoint, GgufCheckpoint) or hub.has_tokenizer(home):
         return JsonCodec.read(home, rows)
     if (own := checkpoint.tokenizer) is not None:

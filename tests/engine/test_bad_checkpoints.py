@@ -15,6 +15,7 @@ import scripted
 import torch
 from infill_engine import models
 from infill_engine.config import EngineConfig
+from infill_engine.core import ModelError
 from infill_engine.protocol import Candidate, Final, InfillRequest
 from infill_engine.scheduler import Scheduler
 from safetensors.torch import load_file, save_file
@@ -94,6 +95,13 @@ def without_a_layer(folder: Path) -> None:
     save_file({name: tensor for name, tensor in load_file(shard).items() if "layers.1." not in name}, shard)
 
 
+def without_a_bias(folder: Path) -> None:
+    shard = next(folder.glob("*.safetensors"))
+    save_file(
+        {name: tensor for name, tensor in load_file(shard).items() if "1.self_attn.k_proj.bias" not in name}, shard
+    )
+
+
 def of_another_kind(folder: Path) -> None:
     written(folder, "tokenizer.json", lambda found: found.update(model={"type": "WordPiece", "vocab": {}}))
 
@@ -116,6 +124,8 @@ FAULTS: dict[str, tuple[tuple[str, ...], Callable[[Path], None], str]] = {
     "NaN": (KINDS, with_nan, "holds NaN or infinity: download it again"),
     "a shard that is cut short": (KINDS, cut_short, "is cut short"),
     "a layer that is missing": (KINDS, without_a_layer, "has no tensor"),
+    "a bias that is missing": (("qwen2",), without_a_bias, "has no tensor model.layers.1.self_attn.k_proj.bias"),
+    "a quantisation that is none": (KINDS, configured(quantization_config="odd"), "is quantised by odd, which"),
 }
 CASES = [(name, kind) for name, (kinds, _, _) in FAULTS.items() for kind in kinds]
 
@@ -136,6 +146,24 @@ def test_it_is_said_in_a_line_and_the_former_model_goes_on(
     assert str(tmp_path) in scheduler.phase.message or "its " in scheduler.phase.message
     assert (scheduler.phase.state, scheduler.engine) == ("ready", former)
     assert answered(scheduler)[1].reason in ("end", "limit")
+
+
+@pytest.mark.parametrize("kind", ["qwen2"])
+def test_a_tensor_of_another_size_is_named_before_anything_is_read(
+    folders: dict[str, Path], tmp_path: Path, kind: str
+) -> None:
+    bad = tmp_path / "model"
+    shutil.copytree(folders[kind], bad)
+    shard = next(bad.glob("*.safetensors"))
+    tensors = load_file(shard)
+    for name in [name for name in tensors if ".layers." not in name or ".layers.1." in name]:
+        for wrong in (tensors[name].repeat(2, *[1] * (tensors[name].dim() - 1)), tensors[name][None]):
+            save_file(tensors | {name: wrong.contiguous()}, shard)
+            with pytest.raises(ModelError, match=r"its .* is \[.*\], not \[.*\]: the config is another's"):
+                load(bad)
+    save_file(tensors, shard)
+    written(bad, "config.json", lambda found: found.update(vocab_size=10))
+    load(bad)  # how many ids there are is told by the weights
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -41,7 +41,7 @@ def shape(config: Mapping[str, Any]) -> Shape:
         layers=int(number(config, "n_layers")),
         width=int(width),
         heads=int(heads),
-        kv_heads=int(config.get("n_kv_heads") or heads),
+        kv_heads=int(number(config, "n_kv_heads", heads)),
         head_size=int(width // heads),
         rope_base=number(config, "rope_theta"),
         eps=number(config, "rms_norm_eps"),

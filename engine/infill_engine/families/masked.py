@@ -20,7 +20,7 @@ import torch
 from infill_kernels import OPEN, PAGE, Head, KVPool, Part, Placed, Rope, moved, plan
 from torch import Tensor
 
-from infill_engine.checkpoint import Weights
+from infill_engine.checkpoint import Weights, bias_of, check_sizes
 from infill_engine.core import ContextKV, Contexts, Facts, ModelError, OpenCanvas
 from infill_engine.decoder import KV, Decoder, FloatStack, Layer
 
@@ -77,6 +77,27 @@ class Names:
     def tied(self) -> Names:
         """The same without a head of its own."""
         return replace(self, head=None)
+
+    def sizes(self, shape: Shape, vocab: int, ffn: int) -> dict[str, tuple[int, ...]]:
+        """Of each tensor; ffn: outputs of a gate."""
+        width, heads, kv_heads = shape.width, shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+        of_layer: dict[str, tuple[int, ...]] = {
+            self.attention_norm: (width,),
+            self.q: (heads, width),
+            self.k: (kv_heads, width),
+            self.v: (kv_heads, width),
+            self.output: (width, heads),
+            self.ffn_norm: (width,),
+            self.gate: (ffn, width),
+            self.up: (ffn, width),
+            self.down: (width, ffn),
+        }
+        return {
+            self.embedding: (vocab, width),
+            self.norm: (width,),
+            self.head or self.embedding: (vocab, width),
+            **{name.format(i): size for i in range(shape.layers) for name, size in of_layer.items()},
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,22 +248,20 @@ class MaskedDenoiser:
         self.facts = facts
         self._shape, self._shifted, self._caching = shape, shifted, caching
         self._device = torch.device(device)
+        vocab = _checked(weights, names, shape)
         read = weights.dense if team is None else weights.looked_up
         embedding = read(names.embedding)
         head = embedding if names.head is None else read(names.head)
-        vocab = len(head)
-        if embedding.shape != head.shape or head.shape[1] != shape.width:
-            raise ModelError(
-                f"its embedding is {list(head.shape)}, not of width {shape.width}: the config is another's"
-            )
-        if facts.mask_id is None or not 0 <= facts.mask_id < vocab:
-            raise ModelError(f"its mask is id {facts.mask_id}, of {vocab} ids: use the model's own config.json")
         assert facts.open is not None
+        others = *facts.opening, *facts.open.closing, *controls
+        for role, id_ in ("mask", facts.mask_id), ("end", facts.end_id), *(("token", other) for other in others):
+            if id_ is None or not 0 <= id_ < vocab:
+                raise ModelError(f"its {role} is id {id_}, of {vocab} ids: use the model's own config.json")
         if len(text) > vocab:
             raise ModelError(f"its tokenizer has {len(text)} ids, its weights {vocab}: use the model's own tokenizer")
         banned = torch.ones(vocab, dtype=torch.bool)
         banned[[i for i, piece in enumerate(text) if piece]] = False
-        banned[[id_ for id_ in facts.open.ends if id_ < vocab]] = False
+        banned[[id_ for id_ in facts.open.ends if 0 <= id_ < vocab]] = False
         banned[list(controls)] = False
         banned[facts.mask_id] = True
         dtype = embedding.dtype if team is None else torch.float32
@@ -360,6 +379,19 @@ class MaskedDenoiser:
         return _State(share.kv, share.begin, age=1)
 
 
+def _checked(weights: Weights, names: Names, shape: Shape) -> int:
+    """How many ids there are. Raises `ModelError` where the weights are not those that the config tells of."""
+    vocab, ffn = weights.shape(names.head or names.embedding)[0], weights.shape(names.gate.format(0))[0]
+    check_sizes(weights, names.sizes(shape, vocab, ffn))
+    if weights.has(names.attention_norm.format(shape.layers)):
+        raise ModelError(f"its config.json says {shape.layers} layers, and there are more: the config is another's")
+    biases = [bias_of(name.format(i)) for i in range(shape.layers) for name in (names.q, names.k, names.v)]
+    missing = [name for name in biases if not weights.has(name)]
+    if missing and len(missing) < len(biases):
+        raise ModelError(f"its checkpoint has no tensor {missing[0]}, but others like it: download it again")
+    return vocab
+
+
 def _layers(weights: Weights, names: Names, shape: Shape) -> Iterator[Layer]:
     """The layers with products of what the weights are kept in."""
     for i in range(shape.layers):
@@ -376,34 +408,30 @@ def _layers(weights: Weights, names: Names, shape: Shape) -> Iterator[Layer]:
 def _compiled(
     weights: Weights, names: Names, shape: Shape, head: Tensor, team: cpu.Team
 ) -> tuple[cpu.Int8Stack, cpu.Int8Head]:
-    """The layers and the head in int8. Raises `ModelError` for sizes that are not the config's: what is compiled would
-    read beside them."""
+    """The layers and the head in int8."""
     from infill_kernels import cpu
 
-    ffn, heads = weights.stored(names.gate.format(0)).shape[0], shape.heads * shape.head_size
-    queried = heads + 2 * shape.kv_heads * shape.head_size
+    ffn, heads = weights.shape(names.gate.format(0))[0], shape.heads * shape.head_size
 
-    def matrix(name: str, *size: int) -> Tensor:
+    def matrix(name: str) -> Tensor:
         stored = weights.stored(name)
-        if stored.shape != size:
-            raise ModelError(f"its {name} is {list(stored.shape)}, not {list(size)}: the config is another's")
-        return stored.rows(0, size[0], torch.float32)
+        return stored.rows(0, stored.shape[0], torch.float32)
 
     def layers() -> Iterator[cpu.Layer]:
-        factor = torch.ones(queried)
+        factor = torch.ones(heads + 2 * shape.kv_heads * shape.head_size)
         factor[:heads] = shape.head_size**-0.5
         for i in range(shape.layers):
-            sizes = {names.q: heads, names.k: (queried - heads) // 2, names.v: (queried - heads) // 2}
-            qkv = torch.cat([matrix(name.format(i), size, shape.width) for name, size in sizes.items()])
+            queried = [name.format(i) for name in (names.q, names.k, names.v)]
+            biased = weights.has(bias_of(queried[0]))
             yield cpu.Layer(
                 attention_norm=weights.dense(names.attention_norm.format(i)),
-                qkv=qkv * factor[:, None],
-                output=matrix(names.output.format(i), shape.width, heads),
+                qkv=torch.cat([matrix(name) for name in queried]) * factor[:, None],
+                output=matrix(names.output.format(i)),
                 ffn_norm=weights.dense(names.ffn_norm.format(i)),
-                gate=matrix(names.gate.format(i), ffn, shape.width),
-                up=matrix(names.up.format(i), ffn, shape.width),
-                down=matrix(names.down.format(i), shape.width, ffn),
-                qkv_bias=_bias(weights, [name.format(i) for name in sizes], [*sizes.values()], factor),
+                gate=matrix(names.gate.format(i)),
+                up=matrix(names.up.format(i)),
+                down=matrix(names.down.format(i)),
+                qkv_bias=torch.cat([weights.dense(bias_of(name)) for name in queried]) * factor if biased else None,
             )
 
     rounded = cpu.Weights.of(layers(), shape.layers)
@@ -411,23 +439,14 @@ def _compiled(
     return stack, cpu.Int8Head(cpu.Int8Weight.of(head), len(head), team)
 
 
-def _bias(weights: Weights, names: Sequence[str], sizes: Sequence[int], factor: Tensor) -> Tensor | None:
-    """Of several products side by side, times a factor; None where none has one."""
-    biases = [name.removesuffix(".weight") + ".bias" for name in names]
-    if not any(map(weights.has, biases)):
-        return None
-    parts = [
-        weights.dense(bias).float() if weights.has(bias) else torch.zeros(size)
-        for bias, size in zip(biases, sizes, strict=True)
-    ]
-    return torch.cat(parts) * factor
-
-
-def number(config: Mapping[str, Any], name: str) -> float:
-    """Raises `ModelError` where a config does not say it."""
+def number(config: Mapping[str, Any], name: str, otherwise: float | None = None) -> float:
+    """One above 0. Raises `ModelError` where a config says another thing, or nothing and there is no other choice."""
     value = config.get(name)
-    if not isinstance(value, int | float):
-        raise ModelError(f"its config.json does not say {name}: use the one that was published with the weights")
+    if value is None and otherwise is not None:
+        return otherwise
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        said = "does not say" if value is None else f"says {value!r:.40} for"
+        raise ModelError(f"its config.json {said} {name}: use the one that was published with the weights")
     return value
 
 
@@ -442,7 +461,9 @@ def ends(config: Mapping[str, Any]) -> tuple[int, frozenset[int]]:
 def special(config: Mapping[str, Any], name: str, needed: bool = True) -> list[int]:
     """The id, or several, that a config names. Raises `ModelError` where it is needed and not there."""
     value = config.get(name)
-    ids = [value] if isinstance(value, int) else list(value or ())
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if any(isinstance(one, bool) or not isinstance(one, int) for one in ids):
+        raise ModelError(f"its {name} is {value!r:.40}, which is no id: use the config that was published with it")
     if needed and not ids:
         raise ModelError(f"neither its config.json nor its tokenizer says {name}: is it a model that fills masks?")
     return ids

@@ -47,7 +47,8 @@ ELASTIC_LENGTHS = (4, 8, 16, 32, 64)
 def shape(config: Mapping[str, Any]) -> Shape:
     """Raises `ModelError` for a config that lacks a size."""
     width, heads = number(config, "hidden_size"), number(config, "num_attention_heads")
-    rope = {**config, **(config.get("rope_parameters") or config.get("rope_scaling") or {})}
+    turned = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = {**config, **turned} if isinstance(turned, Mapping) else {"type": turned}
     if (kind := rope.get("rope_type") or rope.get("type") or "default") != "default":
         raise ModelError(f"its rotary positions are of type {kind!r}, which is not served: use a checkpoint without")
     return Shape(
@@ -55,7 +56,7 @@ def shape(config: Mapping[str, Any]) -> Shape:
         width=int(width),
         heads=int(heads),
         kv_heads=int(number(config, "num_key_value_heads")),
-        head_size=int(config.get("head_dim") or width // heads),
+        head_size=int(number(config, "head_dim", width // heads)),
         rope_base=number(rope, "rope_theta"),
         eps=number(config, "rms_norm_eps"),
         positions=int(number(config, "max_position_embeddings")),
