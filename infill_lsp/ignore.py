@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from fnmatch import translate
 from typing import Literal
 
+from infill_lsp.patterns import Patterns
+
 #: Why a file is not read.
 Reason = Literal["ignored", "secret", "binary", "generated", "minified", "huge", "unreadable"]
 
@@ -292,53 +294,6 @@ def lf(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    """One pattern of a `.gitignore`: whether what it matches is ignored, or taken back."""
-
-    regex: re.Pattern[str]
-    ignores: bool
-    folders_only: bool
-
-
-class _Rules:
-    """The rules of one file, in its order.
-
-    pathspec translates a pattern; it does not decide, for it asks about files alone, and takes the folder "a/" for
-    something in "a".
-    """
-
-    def __init__(self, rules: Sequence[_Rule]) -> None:
-        self._rules = rules[::-1]
-
-    def says(self, path: str) -> bool | None:
-        """Whether the path, a folder's if it ends with "/", is ignored; None where no rule is about it.
-
-        What is in a folder that is ignored is not asked about.
-        """
-        is_folder = path.endswith("/")
-        path = path.rstrip("/")
-        for rule in self._rules:
-            if is_folder or not rule.folders_only:
-                match = rule.regex.match(path)
-                if match is not None and not match.groupdict().get("ps_d"):
-                    return rule.ignores
-        return None
-
-
-class Patterns:
-    """Patterns as in a `.gitignore` at the top of a folder, on their own."""
-
-    def __init__(self, patterns: Sequence[str]) -> None:
-        self._rules = _rules(patterns)
-
-    def match(self, path: str) -> bool:
-        """Whether a file, or a folder that it is in, matches."""
-        names = path.split("/")
-        folders = ("/".join(names[:depth]) + "/" for depth in range(1, len(names)))
-        return any(self._rules.says(each) for each in (*folders, path))
-
-
 class Ignore:
     """The rules of one workspace folder, each read when it is first needed. Not thread-safe.
 
@@ -347,10 +302,10 @@ class Ignore:
 
     def __init__(self, root: str, exclude: Sequence[str] = ()) -> None:
         self.root = os.path.realpath(root)
-        self._exclude = _rules(exclude)
-        self._rules: dict[str, _Rules] = {}
+        self._exclude = Patterns(exclude)
+        self._rules: dict[str, Patterns] = {}
         self._folders: dict[str, bool] = {"": True}
-        self._outer: list[tuple[str, _Rules]] | None = None
+        self._outer: list[tuple[str, Patterns]] | None = None
 
     def refusal(self, path: str) -> Reason | None:
         """Why a file of this name is not read, None where it may be. Looks at the rules, not at the file."""
@@ -459,25 +414,25 @@ class Ignore:
                 return said
         return False
 
-    def _rules_in(self, folder: str) -> _Rules:
+    def _rules_in(self, folder: str) -> Patterns:
         if folder not in self._rules:
             self._rules[folder] = _rules_of(self._full(folder))
         return self._rules[folder]
 
-    def _outer_rules(self) -> list[tuple[str, _Rules]]:
+    def _outer_rules(self) -> list[tuple[str, Patterns]]:
         """Rules from outside the folder, the nearest first, each with how the folder is called from there."""
         if self._outer is None:
             folder, prefix = self.root, ""
-            found: list[tuple[str, _Rules]] = []
+            found: list[tuple[str, Patterns]] = []
             git = _git_folder(folder)
             while git is not None and folder != git:
                 folder, name = os.path.split(folder)
                 prefix = f"{name}/{prefix}"
                 found.append((prefix, _rules_of(folder)))
             if git is not None:
-                found.append((prefix, _rules(_lines(os.path.join(git, ".git", "info", "exclude")))))
+                found.append((prefix, Patterns(_lines(os.path.join(git, ".git", "info", "exclude")))))
             config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-            found.append((prefix, _rules(_lines(os.path.join(config, "git", "ignore")))))
+            found.append((prefix, Patterns(_lines(os.path.join(config, "git", "ignore")))))
             self._outer = found
         return self._outer
 
@@ -492,8 +447,8 @@ def _git_folder(folder: str) -> str | None:
     return folder
 
 
-def _rules_of(folder: str) -> _Rules:
-    return _rules([line for name in IGNORE_FILES for line in _lines(os.path.join(folder, name))])
+def _rules_of(folder: str) -> Patterns:
+    return Patterns([line for name in IGNORE_FILES for line in _lines(os.path.join(folder, name))])
 
 
 def _lines(path: str) -> list[str]:
@@ -506,23 +461,6 @@ def _lines(path: str) -> list[str]:
             return file.read(MAX_RULES_BYTES).split("\n")
     except OSError:  # A folder, or a pipe.
         return []
-
-
-def _rules(lines: Sequence[str]) -> _Rules:
-    from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
-
-    rules = []
-    for line in lines:
-        if not line.strip() or line.startswith("#"):
-            continue
-        pattern = line if line.endswith("\\ ") else line.rstrip()
-        try:
-            translated = GitIgnoreSpecPattern(pattern.removesuffix("/"))
-        except (ValueError, re.error):  # git passes over a pattern that is none.
-            continue
-        if translated.regex is not None and translated.include is not None:
-            rules.append(_Rule(translated.regex, translated.include, pattern.endswith("/")))
-    return _Rules(rules)
 
 
 def _status(entry: os.DirEntry[str]) -> os.stat_result | None:

@@ -20,7 +20,7 @@ from infill_lsp.core import Silence, Trigger
 from infill_lsp.settings import DEFAULT, Effective, Layer, Settings, read, settle
 
 if TYPE_CHECKING:
-    from infill_lsp.ignore import Patterns
+    from infill_lsp.patterns import Patterns
 
 #: The person's file, and those of a workspace with the table in them that is ours.
 USER_FILE = "infill.toml"
@@ -203,7 +203,7 @@ class _File:
 
 @cache
 def _patterns(exclude: tuple[str, ...]) -> Patterns:
-    from infill_lsp.ignore import Patterns
+    from infill_lsp.patterns import Patterns
 
     return Patterns(exclude)
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from infill_lsp import ignore
 from infill_lsp.ignore import BINARY_FILES, GENERATED_FILES, SECRET_FILES, SECRET_FOLDERS, Ignore, Refused, is_secret
+from infill_lsp.patterns import Patterns
 
 #: A name for every pattern of secret files.
 SECRET_NAMES = """
@@ -180,13 +181,33 @@ def test_a_folder_that_may_not_be_read_is_said(tmp_path: Path) -> None:
         (tmp_path / "closed").chmod(0o700)
 
 
-NAMES = st.sampled_from(["a", "b", "ab", "a.x", "b.x"])
+NAMES = st.sampled_from(["a", "b", "ab", "a.x", "b.x", "aabab.x", "a*", "[a]", "-", "Ab!"])
+PIECES = [
+    "a",
+    "b",
+    "x",
+    "*",
+    "**",
+    "?",
+    ".",
+    "[ab]",
+    "[!a]",
+    "[^b]",
+    "[]a]",
+    "[a-]",
+    "[[:alpha:]]",
+    "\\a",
+    "\\*",
+    "[",
+    "\\",
+]
 PATTERNS = st.builds(
     "".join,
     st.tuples(
         st.sampled_from(["", "", "!"]),
         st.sampled_from(["", "", "/", "**/"]),
-        st.sampled_from(["a", "b", "*.x", "a*", "?b", "[ab]", "a/b", "b/*", "a/**", "a/**/b", "*"]),
+        st.sampled_from(["a", "b", "*.x", "a*", "?b", "[ab]", "a/b", "b/*", "a/**", "a/**/b", "*", "**/*a*b*", "a//b"])
+        | st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map("".join),
         st.sampled_from(["", "", "/"]),
     ),
 )
@@ -194,7 +215,7 @@ RULES = st.lists(PATTERNS, max_size=4)
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(paths=st.lists(st.lists(NAMES, min_size=1, max_size=3), max_size=12), top=RULES, nested=RULES)
 def test_the_same_files_are_ignored_as_by_git(
     tmp_path: Path, paths: list[list[str]], top: list[str], nested: list[str]
@@ -215,3 +236,11 @@ def test_the_same_files_are_ignored_as_by_git(
     git = ["git", "ls-files", "-z", "--others", "--exclude-standard"]
     said = subprocess.run(git, cwd=folder, check=True, env=environment, capture_output=True, text=True).stdout
     assert listed(Ignore(str(folder))) == set(filter(None, said.split("\0")))
+
+
+@pytest.mark.parametrize(
+    "pattern", ["*a*a*a*a*a*a*a*a*b", "*" * 60 + "b", "[a-z]*" * 20 + "Z", "**/a/" * 20 + "b", "**/*a/" * 20 + "b"]
+)
+def test_no_pattern_takes_time_to_match(pattern: str) -> None:
+    assert not Patterns([pattern]).match("a" * 250)
+    assert not Patterns([pattern]).match("/".join("a" * 250))
