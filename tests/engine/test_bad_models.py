@@ -111,7 +111,7 @@ def configured(folder: Path, **changed: object) -> None:
         (without_mask, "mask_token_id"),
         (with_nan, "model.layers.1.mlp.up_proj.weight holds NaN or infinity: download it again"),
         (without_a_shard, "model-2.safetensors cannot be read (No such file or directory)"),
-        (of_other_sizes, "lm_head.weight is [320, 32], not [320, 64]: the config is another's"),
+        (of_other_sizes, "model.embed_tokens.weight is [320, 32], not [320, 64]: the config is another's"),
         (without_a_tensor, "has no tensor model.layers.0.self_attn.k_proj.weight"),
         (without_a_config, "config.json cannot be read"),
         (no_gguf, "it.gguf"),
