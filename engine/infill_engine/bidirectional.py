@@ -137,10 +137,11 @@ class OpenFilling:
         if not (yield from see(run, (self._cache.block(tokens, run.lease) for tokens in seen))):
             return "deadline"
         run.offered = offered
-        run.suffix = right = run.after[: self._config.suffix_tokens]
+        suffix_tokens = self._config.suffix_tokens
+        run.suffix = right = run.after[: suffix_tokens and max(suffix_tokens, facts.least)]
         if len(right) == len(run.after):
             right = [*right, *facts.closing]
-        lengths = [n for n in facts.lengths if n + len(right) >= facts.least] or [facts.lengths[-1]]
+        lengths = [n for n in facts.lengths if right or n >= facts.least] or [facts.lengths[-1]]
         if facts.length == "calibrated" and (right or not facts.goes_on):
             most = max(run.request.max_tokens, lengths[0])
             run.search = LengthSearch([n for n in lengths if n <= most], facts.bias)
@@ -325,9 +326,11 @@ class OpenFilling:
 
     def _lay_out(self, run: OpenRun, size: int) -> None:
         """A new canvas of so many slots in the place of this one."""
-        old, right, most = run.canvas, run.right, self._facts.canvas
-        if most is not None:
-            right = right[: max(0, most - size - len(old.left))]
+        old, right, facts = run.canvas, run.right, self._facts
+        if facts.canvas is not None:
+            right = right[: max(0, facts.canvas - size - len(old.left))]
+        if right:  # so few are all that there is: behind the last one the text ends
+            right = [*right, *[self._denoiser.facts.end_id] * (facts.least - size - len(old.left) - len(right))]
         run.canvas = OpenCanvas.of(old.origin, old.left, self._blank(run, size), right)
         run.state, run.size = None, size
 

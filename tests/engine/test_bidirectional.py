@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import time
 from collections.abc import Sequence
@@ -62,6 +63,14 @@ def test_both_sides_say_what_is_missing():
     assert (text, final.reason) == ("c", "end")
 
 
+def seen(of: Engine) -> list[OpenCanvas]:
+    """The canvases of the passes to come."""
+    canvases: list[OpenCanvas] = []
+    inner = of._denoiser._rows
+    of._denoiser._rows = lambda canvas, contexts: (canvases.append(canvas), inner(canvas, contexts))[1]
+    return canvases
+
+
 WAYS = {
     "end": {"length": "end"},
     "calibrated": {"length": "calibrated", "lengths": tuple(range(1, 40)), "bias": PUBLISHED_BIAS, "doubt": 2.5},
@@ -95,14 +104,16 @@ def test_the_gap_gets_its_length(way, length):
 
 
 def test_a_suffix_that_shares_the_canvas_has_its_length_asked_for_and_nothing_behind_it_none():
-    """With slots and suffix together no fewer than the family needs."""
+    """With slots and suffix together no fewer than the family needs: where there is no more text, it has ended."""
     facts = {**WAYS["shared"], "lengths": CANDIDATES, "least": 32, "doubt": 0.3}
-    for suffix, length in ((")\n", 30), (")" + "x" * 14, 14), (")" + "x" * 30, 2), (")" + "x" * 30, 48)):
+    for suffix, length in itertools.product((")", ")" + "x" * 14, ")" + "x" * 99), (2, 14, 48)):
         model = engine(Gap("x = ", "a" * length, ")"), **facts)
+        canvases = seen(model)
         assert run(model, ask(head="x = ", suffix=suffix))[0] == "a" * length
-        tried = [size for (size,) in model._denoiser.passes]
-        assert len(set(tried)) > 1
-        assert min(tried) + len(suffix) >= 32
+        assert len({canvas.size for canvas in canvases}) > 1
+        for canvas in canvases:
+            known = suffix.encode()[: 64 - canvas.size][:32]
+            assert canvas.right == (*known, *[END_ID] * (32 - canvas.size - len(known)))
     alone = engine(Gap("x = ", "ab"), **facts)
     assert run(alone, ask(head="x = "))[0] == "ab"
     assert {size for (size,) in alone._denoiser.passes} == {32}
@@ -194,9 +205,7 @@ def test_snippets_stand_in_front_of_the_prefix_where_a_family_reads_them(blocks)
 
 def test_what_a_family_wants_behind_a_suffix_stands_behind_all_of_it_only():
     model = engine(Gap("x = ", "ab", ")"), closing=(END_ID,))
-    canvases = []
-    inner = model._denoiser._rows
-    model._denoiser._rows = lambda canvas, contexts: (canvases.append(canvas), inner(canvas, contexts))[1]
+    canvases = seen(model)
     run(model, ask(head="x = ", tail=")", suffix="\n"))
     run(model, ask(head="x = ", tail=")", suffix="\n" + "long\n" * 20))
     assert canvases[0].right == (*b")\n", END_ID)
