@@ -69,6 +69,8 @@ _GOES_ON = frozenset({"=", "->", "=>"})
 #: Code in a string that has begun and not ended, in any language.
 _INTERPOLATED = re.compile(r"[$#\\][{(][^{}()]*$|[$f]\"[^\"]*\{[^{}]*$")
 _WORD = re.compile(r"\w+")
+#: Strings that end. What an escape may be, nothing else may: lines of TeX took minutes where it was either.
+_STRINGS = re.compile(r"\"(\\.|[^\"\\])*\"|'(\\.|[^'\\])*'")
 #: How a string ends whose grammar has no name for that.
 _QUOTE = re.compile(r"[\"'`]+#*$|[^\w\s]$")
 
@@ -460,7 +462,7 @@ def _unclosed(snapshot: Snapshot, below: int | None) -> str:
     if snapshot.tree is not None and not snapshot.tree.root_node.has_error:
         return ""
     opened: list[str] = []
-    for character in re.sub(r"\"(\\.|[^\"])*\"|'(\\.|[^'])*'", "", snapshot.head):
+    for character in _STRINGS.sub("", snapshot.head):
         if character in _BRACKETS:
             opened.append(_BRACKETS[character])
         elif opened and character == opened[-1]:

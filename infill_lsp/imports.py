@@ -72,7 +72,7 @@ def _python(text: str) -> _Found:
 
 
 # `import a, { b as c } from "m"`, `import * as n from "m"`, `const { b: c } = require("m")`, `const n = require("m")`.
-_SCRIPT_FROM = re.compile(r"^[ \t]*(?:import|export)\b([^;'\"()]*)\bfrom\s*['\"]([^'\"\n]+)['\"]", re.MULTILINE)
+_SCRIPT_FROM = re.compile(r"^[ \t]*(?:import|export)\b([\s\w$*{},]*)\bfrom\s*['\"]([^'\"\n]+)['\"]", re.MULTILINE)
 _SCRIPT_REQUIRE = re.compile(
     r"^[ \t]*(?:const|let|var)\s+([\w$]+|\{[^}]*\})\s*=\s*(?:await\s+import|require)\(\s*['\"]([^'\"\n]+)['\"]",
     re.MULTILINE,

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from infill_engine.protocol import InfillRequest, decode_request, encode
+from infill_engine.protocol import Candidate, InfillRequest, decode_request, encode
 from marked import at
 
-from infill_lsp.core import Gap, Kind, Silence, Snapshot, Trigger
+from infill_lsp.core import Edit, Gap, Kind, Silence, Snapshot, Trigger
 from infill_lsp.extraction import (
     MAX_CHARACTERS,
     MAX_LINE,
@@ -17,6 +17,8 @@ from infill_lsp.extraction import (
     cut,
     indentation,
 )
+from infill_lsp.holes import holes
+from infill_lsp.postprocess import edit
 
 CURSORS: list[tuple[str, str, Kind, int, int | None]] = [
     ("empty document", "|", "lines", 8, 0),
@@ -231,6 +233,18 @@ def test_a_cut_prefix_begins_where_a_block_does() -> None:
 def test_a_neighbour_longer_than_the_cap_is_left_out() -> None:
     gap = gap_of(at("a" * MAX_PREFIX + "\nx = |\n" + "b" * MAX_SUFFIX))
     assert (gap.prefix, gap.suffix) == ("", "")
+
+
+@pytest.mark.parametrize("language", ["latex", "python", "vue", "no such language"])
+@pytest.mark.parametrize("quote", ["'", '"', "`", "f'{", 'f"', "f(", "#{", "/*", ""])
+@pytest.mark.parametrize("unit", ["\\alpha ", "\\\\", "\\", "'", '"', "(", "{", "a", " ", "...", "# TODO ", "f'{"])
+def test_no_line_takes_time_to_read(language: str, quote: str, unit: str) -> None:
+    for opening in ("It's (", "x = f("):
+        line = (opening + quote + unit * MAX_LINE)[:MAX_LINE]
+        snapshot = at(f"{line}|", language)
+        assert isinstance(cut(snapshot, "automatic"), Gap)
+        assert isinstance(edit(snapshot, gap_of(snapshot), Candidate(quote + 100 * unit)), (Edit, Silence))
+        holes(snapshot)
 
 
 def test_inside_a_word_only_on_request() -> None:

@@ -20,6 +20,8 @@ from infill_lsp.imports import _READERS, parts, read
         ("javascript", 'const { a: b } = require("./m");\n', {"b": ("./m", "a")}, {}),
         ("javascript", 'const m = require("x")\n', {"m": ("x", "m")}, {"m": "x"}),
         ("typescript", 'import "./side-effect";\nexport { a } from "./m";\n', {"a": ("./m", "a")}, {}),
+        # As many as would take minutes if each was read to the end of the text.
+        ("typescript", 20_000 * "export const a = b\n" + "import {\n  c\n} from 'd'\n", {"c": ("d", "c")}, {}),
         ("go", 'import (\n\t"a/b"\n\tx "c/d"\n\t_ "e"\n)\n', {}, {"b": "a/b", "x": "c/d"}),
         ("go", 'import "example.org/a/v2"\n', {}, {"a": "example.org/a/v2"}),
         (
