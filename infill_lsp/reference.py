@@ -84,7 +84,7 @@ def manifest(current: Mapping[str, Any]) -> dict[str, Any]:
     properties = {f"infill.{field.wire}": _property(field, order) for order, field in enumerate(fields().values())}
     new["contributes"]["configuration"] = [{"title": "Infill", "properties": properties}, *own]
     trust = new["capabilities"]["untrustedWorkspaces"]
-    ours = [f"infill.{field.wire}" for field in fields().values() if field.restriction == "never"]
+    ours = list(properties)  # One that is given again holds over the person's: it could widen what is read, too.
     names = {name for section in own for name in section["properties"]}
     trust["restrictedConfigurations"] = [*(each for each in trust["restrictedConfigurations"] if each in names), *ours]
     return dict(new)

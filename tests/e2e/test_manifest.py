@@ -17,7 +17,8 @@ def test_what_starts_a_program_or_opens_an_address_is_for_the_machine_and_needs_
     properties = {name: known for section in sections for name, known in section["properties"].items()}
     programs = {"infill.server.path", "infill.engine.python", "infill.engine.address", "infill.engine.tokenFile"}
     assert programs | {"infill.model", "infill.device", "infill.install.torchIndex"} <= set(restricted)
-    assert set(restricted) == {name for name, known in properties.items() if known["scope"] == "machine"}
+    assert set(restricted) >= {name for name, known in properties.items() if known["scope"] == "machine"}
+    assert set(restricted) >= set(sections[0]["properties"]), "to set one again may be to widen what is read"
 
 
 def test_it_runs_where_the_files_are_and_says_what_it_does_not_support() -> None:

@@ -303,4 +303,4 @@ def test_a_workspace_of_vscode_cannot_set_what_a_workspaces_files_cannot() -> No
     machine = {name for name, known in shown.items() if known["scope"] == "machine"}
     assert machine >= {"infill.engine.python", "infill.engine.address", "infill.engine.tokenFile", "infill.model"}
     restricted = current["capabilities"]["untrustedWorkspaces"]["restrictedConfigurations"]
-    assert {*machine, "infill.server.path"} <= set(restricted)
+    assert {*shown, *machine, "infill.server.path"} <= set(restricted), "nor anything, where it is not trusted"
