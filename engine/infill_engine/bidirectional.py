@@ -141,19 +141,21 @@ class OpenFilling:
         run.suffix = right = run.after[: suffix_tokens and max(suffix_tokens, facts.least)]
         if len(right) == len(run.after):
             right = [*right, *facts.closing]
-        lengths = [n for n in facts.lengths if right or n >= facts.least] or [facts.lengths[-1]]
-        if facts.length == "calibrated" and (right or not facts.goes_on):
-            most = max(run.request.max_tokens, lengths[0])
-            run.search = LengthSearch([n for n in lengths if n <= most], facts.bias)
-            size = cast(int, run.search.length)
-        elif facts.length == "elastic":
-            size = lengths[0]
-        else:
-            room = LINE_SLOTS if run.request.max_lines == 1 else run.request.max_tokens
-            size = next((n for n in lengths if n >= room), lengths[-1])
         run.right, run.canvas = right, OpenCanvas.of(prefix.length, on_canvas, (), ())
-        self._lay_out(run, size)
+        self._lay_out(run, self._first_size(run))
         return None
+
+    def _first_size(self, run: OpenRun) -> int:
+        """Slots of the first canvas. Where lengths are to be tried, it begins the search."""
+        facts, request = self._facts, run.request
+        if facts.length == "elastic":
+            return facts.lengths[0]
+        if facts.length == "calibrated" and (run.right or not facts.goes_on):
+            most = max(request.max_tokens, facts.lengths[0])
+            run.search = LengthSearch([n for n in facts.lengths if n <= most], facts.bias)
+            return cast(int, run.search.length)
+        room = max(LINE_SLOTS if request.max_lines == 1 else request.max_tokens, 0 if run.right else facts.least)
+        return next((n for n in facts.lengths if n >= room), facts.lengths[-1])
 
     def next_pass(self, run: OpenRun) -> Pass:
         """What the canvas needs."""
