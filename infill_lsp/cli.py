@@ -34,9 +34,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "settings": _settings,
             "stats": _stats,
         }
-        return commands.get(options.command, _serve)(options)
+        code = commands.get(options.command, _serve)(options)
+        if options.command is not None:
+            sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # Whoever read it has seen enough; what is left may go nowhere at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 class _Parser(argparse.ArgumentParser):

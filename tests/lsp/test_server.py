@@ -673,3 +673,12 @@ def test_a_stdin_that_is_no_editor_is_one_line() -> None:
     result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == "infill-lsp: stdin is no pipe: an editor starts this, see infill-lsp --help\n"
+
+
+def test_a_reader_that_has_seen_enough_is_no_fault(home: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "infill_lsp", "settings"]
+    result = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=20)
+    os.close(write)
+    assert (result.returncode, result.stderr) == (1, "")
