@@ -28,6 +28,9 @@ SECRET_FILES = (
     # environment files
     ".env*",
     "*.env",
+    "*.env.local",
+    "*.env.production",
+    ".flaskenv",
     ".dev.vars*",
     "*.tfvars",
     "*.tfvars.json",
@@ -38,6 +41,9 @@ SECRET_FILES = (
     "*.pem",
     "*.key",
     "*.p8",
+    "*.pk8",
+    "*.pkcs8",
+    "*.jwk",
     "*.p12",
     "*.pfx",
     "*.pkcs12",
@@ -66,6 +72,7 @@ SECRET_FILES = (
     "id_ed25519*",
     "authorized_keys*",
     "known_hosts*",
+    "ssh_host_*",
     "keystore.properties",
     # passwords of tools and services
     ".netrc",
@@ -79,6 +86,14 @@ SECRET_FILES = (
     ".gitcookies",
     ".msmtprc",
     "rclone.conf",
+    "pip.conf",
+    ".sentryclirc",
+    "passwords.txt",
+    ".vault_pass*",
+    ".vault-pass*",
+    "vault.yml",
+    "vault.yaml",
+    "wallet.dat",
     "wp-config.php",
     "credentials",
     "credentials.json",
@@ -91,6 +106,8 @@ SECRET_FILES = (
     "secrets.toml",
     "secrets.*.yml",
     "secrets.*.yaml",
+    "secret.yml",
+    "secret.yaml",
     "*.secret",
     "*.secrets",
     # tokens of clouds and package registries
@@ -98,6 +115,10 @@ SECRET_FILES = (
     ".pypirc",
     ".yarnrc.yml",
     "auth.json",
+    "auth.toml",
+    "nuget.config",
+    "kaggle.json",
+    "token.json",
     ".boto",
     ".s3cfg",
     ".dockercfg",
@@ -109,12 +130,20 @@ SECRET_FILES = (
     "ngrok.yml",
     "kubeconfig",
     "*.kubeconfig",
+    "kubeconfig.*",
     "service-account*.json",
     "service_account*.json",
+    "serviceaccount*.json",
     "client_secret*.json",
+    "client-secret*.json",
     "*firebase-adminsdk*.json",
     # what was typed into shells
     ".*_history",
+)
+
+#: Files (lower case) that hold them where they are in a folder of that name.
+SECRET_PATHS = frozenset(
+    {".docker/config.json", ".m2/settings.xml", ".gradle/gradle.properties", ".config/hub", "gh/hosts.yml"}
 )
 
 #: Names (lower case) of folders in which nothing is ever read.
@@ -272,7 +301,9 @@ class Listing:
 def is_secret(path: str) -> bool:
     """Whether a file of this name, or in a folder of such a name, is never completed and never read for context."""
     *folders, name = path.lower().split("/")
-    return _SECRET.match(name) is not None or not SECRET_FOLDERS.isdisjoint(folders)
+    if _SECRET.match(name) is not None or not SECRET_FOLDERS.isdisjoint(folders):
+        return True
+    return bool(folders) and f"{folders[-1]}/{name}" in SECRET_PATHS
 
 
 def unfit(text: str) -> Reason | None:
