@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from journeys import HERE, Engine, installed
+from journeys import HERE, Engine, installed, program, running, wait_for
 from vscode import Open, Profile, Window, package
 
 
@@ -51,9 +53,11 @@ def code_server() -> Path:
     return Path(installed("install-code-server.sh"))
 
 
-@pytest.fixture
-def profile(code_server: Path, tmp_path: Path) -> Profile:
-    return Profile(code_server, tmp_path / "profile")
+@pytest.fixture(scope="session")
+def window(code_server: Path, artifacts: Path) -> Iterator[Window]:
+    """The one window of all journeys: to start a browser anew, and to have it read VS Code anew, takes seconds."""
+    with Window(code_server, artifacts) as window:
+        yield window
 
 
 @pytest.fixture
@@ -65,14 +69,39 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def profile(code_server: Path, tmp_path: Path) -> Profile:
+    """For a journey that needs one of its own: the others share one, and have settings and a folder of their own."""
+    return Profile(code_server, tmp_path / "profile")
+
+
+@pytest.fixture(scope="session")
+def shared(code_server: Path, vsix: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Profile, str]]:
+    """The profile of the journeys that need none of their own, with the extension in it, and its address."""
+    home = tmp_path_factory.mktemp("shared")
+    profile = Profile(code_server, home / "profile")
+    profile.install(vsix)
+    own = {f"INFILL_{name}_DIR": str(home / name.lower()) for name in ("RUNTIME", "CACHE", "CONFIG")}
+    with profile.served(os.environ | own) as address:
+        yield profile, address
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Path:
+    """The installed server in this journey's environment, whatever that of the VS Code which starts it: `open_window`
+    puts it there."""
+    return tmp_path / "infill-lsp"
+
+
+@pytest.fixture
 def open_window(
-    code_server: Path, vsix: Path, profile: Profile, project: Path, server_command: str, engine: Engine, artifacts: Path
+    shared: tuple[Profile, str], window: Window, project: Path, server: Path, server_command: str, engine: Engine
 ) -> Iterator[Open]:
-    """Starts VS Code with a file of the project open, with the installed server and a model that answers from a table.
+    """Opens VS Code with a file of the project, with the installed server and a model that answers from a table.
 
     settings: the person's; machine: those of the machine, beside the server and the model; where: what is open instead
-    of the project; keys: bindings of the person's."""
-    profile.install(vsix)
+    of the project; keys: bindings of the person's; profile: one with the extension in it, instead of the shared one."""
+
+    runtime = os.environ["INFILL_RUNTIME_DIR"]
 
     def open_window(
         content: bytes,
@@ -83,18 +112,21 @@ def open_window(
         machine: dict[str, Any] | None = None,
         where: str = "",
         keys: Sequence[dict[str, str]] = (),
-        trusted: bool = True,
+        profile: Profile | None = None,
     ) -> Window:
         engine.answers(answers)
         (project / name).write_bytes(content)
-        profile.settings(
+        environment = " ".join(shlex.quote(f"{name}={value}") for name, value in os.environ.items())
+        program(server, f'exec env {environment} {shlex.quote(server_command)} "$@"')
+        used, address = shared if profile is None else (profile, stack.enter_context(profile.served()))
+        used.settings(
             {"infill.deadline.automatic": 10_000} | (settings or {}),  # The fake model writes a byte a step.
-            {"infill.server.path": server_command, "infill.model": engine.model} | (machine or {}),
+            {"infill.server.path": str(server), "infill.model": engine.model} | (machine or {}),
         )
-        profile.keys(keys)
-        window = stack.enter_context(Window(code_server, artifacts))
-        address = f"{stack.enter_context(profile.served(trusted=trusted))}/?{where or f'folder={project}'}"
-        window.open(address, str(project / name) if where else name, status)
+        used.keys(keys)
+        stack.callback(wait_for, lambda: not running("infill-lsp", INFILL_RUNTIME_DIR=runtime), "end of the server")
+        stack.enter_context(window.visiting(address))
+        window.open(f"{address}/?{where or f'folder={project}'}", str(project / name) if where else name, status)
         return window
 
     with ExitStack() as stack:

@@ -49,6 +49,21 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def running(program: str, **environment: str) -> list[int]:
+    """The processes that run a program, or a module of Python's, and have this in their environment."""
+    wanted = {f"{name}={value}".encode() for name, value in environment.items()}
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            given = (process / "cmdline").read_bytes().split(b"\0")
+            names = {Path(os.fsdecode(each)).name for each in given[:3]}
+            if program in names and wanted <= set((process / "environ").read_bytes().split(b"\0")):
+                found.append(int(process.name))
+        except OSError:
+            continue  # It has ended meanwhile, or is another user's.
+    return found
+
+
 def installed(script: str) -> str:
     """The launcher that an install script provides; the script installs it first where it is missing."""
     result = subprocess.run([HERE / script, TOOLS], check=True, stdout=subprocess.PIPE, text=True)
@@ -96,7 +111,8 @@ class Engine:
         os.kill(self.wait_until_ready().pid, signal.SIGKILL)
 
     def stop(self) -> None:
-        """Ends the serving process, if there is one, in order."""
-        if status := self.status:
-            os.kill(status.pid, signal.SIGTERM)
-            wait_for(lambda: not is_running(status.pid), "end of the engine")
+        """Ends, in order, what serves in this test's runtime folder, and what is only about to."""
+        pids = running("infill_engine", INFILL_RUNTIME_DIR=os.environ["INFILL_RUNTIME_DIR"])
+        for pid in pids:
+            os.kill(pid, signal.SIGTERM)
+        wait_for(lambda: not any(map(is_running, pids)), "end of the engine")

@@ -156,8 +156,7 @@ def test_from_the_vsix_alone_to_a_completion_an_upgrade_and_nothing_again(
     vsix: Path,
     offline: Mapping[str, str],
     engine: Engine,
-    code_server: Path,
-    artifacts: Path,
+    window: Window,
     tmp_path: Path,
 ) -> None:
     engine.answers({"return ": "w * h"})
@@ -172,7 +171,7 @@ def test_from_the_vsix_alone_to_a_completion_an_upgrade_and_nothing_again(
     }
     profile.settings(user, machine)
     profile.install(vsix)
-    with profile.served(offline) as address, Window(code_server, artifacts) as window:
+    with profile.served(offline) as address, window.visiting(address):
         window.open(f"{address}/?folder={project}", "shapes.py", NOT_INSTALLED)
         assert environments(storage) == {"server-0.1.0"}
         window.wait_for_notice(OFFER)
@@ -228,8 +227,7 @@ def test_a_python_that_cannot_make_environments_is_named_with_what_to_install(
     project: Path,
     vsix: Path,
     offline: Mapping[str, str],
-    code_server: Path,
-    artifacts: Path,
+    window: Window,
     tmp_path: Path,
 ) -> None:
     bare = tmp_path / "bare"
@@ -240,7 +238,7 @@ def test_a_python_that_cannot_make_environments_is_named_with_what_to_install(
     )
     profile.settings({}, {"infill.install.python": str(bare / "bin" / "python"), "infill.install.tool": "pip"})
     profile.install(vsix)
-    with profile.served(offline) as address, Window(code_server, artifacts) as window:
+    with profile.served(offline) as address, window.visiting(address):
         window.open(f"{address}/?folder={project}", "shapes.py", "ensurepip is missing")
         window.wait_for_notice("ensurepip is missing")
         window.shoot("vscode-install-ensurepip.png")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from journeys import Engine, program, wait_for
-from vscode import MARKS, Open, Profile
+from vscode import MARKS, Open
 
 pytestmark = MARKS
 
@@ -78,16 +78,16 @@ def test_a_suggestion_is_taken_by_words_and_by_lines_typed_through_dismissed_and
     assert b"w = 3" not in file.read_bytes()
 
 
-def test_off_for_a_language_for_a_file_and_for_a_while(open_window: Open, tmp_path: Path, server_command: str) -> None:
+def test_off_for_a_language_for_a_file_and_for_a_while(open_window: Open, tmp_path: Path, server: Path) -> None:
     heard = tmp_path / "heard"
-    server = {"infill.server.path": str(program(tmp_path / "server", f'tee {heard} | {server_command} "$@"'))}
+    overheard = {"infill.server.path": str(program(tmp_path / "server", f'tee {heard} | {server} "$@"'))}
 
     def changes() -> int:
         """How often the server was told that settings changed."""
         return heard.read_bytes().count(b'"workspace/didChangeConfiguration"')
 
     off = {"infill.languages": {"python": False}}
-    window = open_window(b"x = 1\n", {"total = ": "price * count"}, settings=off, machine=server, status="off here")
+    window = open_window(b"x = 1\n", {"total = ": "price * count"}, settings=off, machine=overheard, status="off here")
     window.press("Control+End")
     window.type("total = ")
     before = changes()
@@ -141,7 +141,7 @@ def test_a_selection_is_written_anew_after_a_look_at_it(open_window: Open, file:
     assert file.read_bytes() == b"def area(w, h):\n    return w * h\n\n\nprint(area(2, 3))\n"
 
 
-def test_several_suggestions_are_gone_through_one_by_one(open_window: Open, file: Path, profile: Profile) -> None:
+def test_several_suggestions_are_gone_through_one_by_one(open_window: Open, file: Path) -> None:
     keys = [
         {"key": "ctrl+alt+t", "command": "infill.trigger"},
         {"key": "ctrl+alt+n", "command": "infill.next"},

@@ -101,8 +101,9 @@ def test_a_folder_that_is_not_trusted_gets_suggestions_and_chooses_no_program(
     (project / ".vscode").mkdir()
     chosen = {"infill.server.path": str(evil), "infill.engine.python": str(evil), "infill.model": "fake:nowhere"}
     (project / ".vscode" / "settings.json").write_text(json.dumps(chosen))
-    settings = {"security.workspace.trust.startupPrompt": "never", "security.workspace.trust.untrustedFiles": "open"}
-    window = open_window(b"", {"total = ": "price * count"}, settings=settings, trusted=False)
+    trust = {"enabled": True, "startupPrompt": "never", "untrustedFiles": "open"}
+    settings = {f"security.workspace.trust.{name}": value for name, value in trust.items()}
+    window = open_window(b"", {"total = ": "price * count"}, settings=settings)
     wait_for(lambda: "Restricted Mode" in "".join(window.texts("body")), "word that the folder is not trusted")
     window.type("total = ")
     window.wait_for_ghost("price * count")
@@ -111,10 +112,11 @@ def test_a_folder_that_is_not_trusted_gets_suggestions_and_chooses_no_program(
 
 
 def test_what_else_draws_ghost_text_and_that_none_is_drawn_is_said_once(
-    open_window: Open, profile: Profile, tmp_path: Path
+    open_window: Open, profile: Profile, vsix: Path, tmp_path: Path
 ) -> None:
+    profile.install(vsix)
     profile.install(extension(tmp_path / "other.vsix", "tabbyml", "vscode-tabby", "Other"))
-    window = open_window(b"x = 1\n", {}, settings={"editor.inlineSuggest.enabled": False})
+    window = open_window(b"x = 1\n", {}, settings={"editor.inlineSuggest.enabled": False}, profile=profile)
     window.click(BELL)
     wait_for(lambda: len(window.texts(NOTICES)) == 2, "two notices", seen=lambda: window.texts(NOTICES))
     said = "".join(window.texts(NOTICES))
@@ -199,11 +201,11 @@ def test_no_key_of_vscode_is_taken_that_is_not_named_here(open_window: Open) -> 
 
 
 def test_a_server_that_keeps_ending_is_started_four_times_more_and_then_by_hand(
-    open_window: Open, server_command: str, tmp_path: Path, file: Path
+    open_window: Open, server: Path, tmp_path: Path, file: Path
 ) -> None:
     pids = tmp_path / "pids"
     pids.touch()
-    command = program(tmp_path / "server", f'echo $$ >> {pids}; exec {server_command} "$@"')
+    command = program(tmp_path / "server", f'echo $$ >> {pids}; exec {server} "$@"')
     window = open_window(b"", {"total = ": "price * count"}, machine={"infill.server.path": str(command)})
     for count in range(1, 6):
         wait_for(lambda: len(pids.read_text().split()) == count, f"start {count}", seconds=60)  # noqa: B023

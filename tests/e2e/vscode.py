@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -32,7 +31,7 @@ Open = Callable[..., "Window"]
 
 
 class Window:
-    """One VS Code window in a browser, with a person's hands and eyes."""
+    """One window of a browser, with a person's hands and eyes; VS Code after VS Code may be open in it."""
 
     def __init__(self, code_server: Path, artifacts: Path) -> None:
         home = code_server.parent
@@ -126,12 +125,19 @@ class Window:
     def shoot(self, name: str) -> None:
         self.do("shoot", name=name)
 
+    @contextmanager
+    def visiting(self, address: str) -> Iterator[None]:
+        """Afterwards the window, its extensions and what the browser kept of it are gone: the next finds it new."""
+        try:
+            yield
+        finally:
+            self.shoot("vscode-last.png")  # Where a journey failed, what it looked like then.
+            self.do("leave", origin=address)
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(BrokenPipeError, ValueError):
-            self.shoot("vscode-last.png")  # Where a journey failed, what it looked like then.
         assert self._driver.stdin is not None
         self._driver.stdin.close()
         self._driver.wait(timeout=30)
@@ -159,6 +165,7 @@ class Profile:
             "workbench.reduceMotion": "on",
             "chat.disableAIFeatures": True,
             "files.autoSave": "off",
+            "security.workspace.trust.enabled": False,
         }
         write_settings(self.home / "User", quiet | user)
         write_settings(self.home / "Machine", machine)
@@ -167,7 +174,7 @@ class Profile:
         (self.home / "User" / "keybindings.json").write_text(json.dumps(bindings))
 
     @contextmanager
-    def served(self, environment: Mapping[str, str] | None = None, trusted: bool = True) -> Iterator[str]:
+    def served(self, environment: Mapping[str, str] | None = None) -> Iterator[str]:
         """Its address while it runs."""
         port = free_port()
         arguments = [
@@ -176,7 +183,6 @@ class Profile:
             "--auth=none",
             "--disable-telemetry",
             "--disable-update-check",
-            *(["--disable-workspace-trust"] if trusted else []),
             "--disable-getting-started-override",
         ]
         with self._log.open("wb") as log:
@@ -208,7 +214,7 @@ def real_window(home: Path, name: str, content: str, model: str, settings: dict[
     artifacts.mkdir(exist_ok=True)
     (project / name).write_text(content)
     try:
-        with profile.served() as address, Window(profile.code_server, artifacts) as window:
+        with profile.served() as address, Window(profile.code_server, artifacts) as window, window.visiting(address):
             window.open(f"{address}/?folder={project}", name, "ready")
             yield window
     finally:
