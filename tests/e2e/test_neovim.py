@@ -379,14 +379,114 @@ def test_an_open_menu_goes_when_ghost_text_is_accepted(open_file: OpenFile) -> N
     assert neovim.save() == b"total = price * count\n"
 
 
-@pytest.mark.parametrize("command", ["bwipe!", "edit!", "write"])
-def test_a_buffer_that_goes_in_mid_request_is_no_error(open_file: OpenFile, command: str) -> None:
+#: Does something as soon as the next completion is requested, before its answer is read.
+IN_MID_REQUEST = """
+local command = ...
+asked = false
+vim.api.nvim_create_autocmd("LspRequest", {
+  callback = function(event)
+    if event.data.request.method == "textDocument/inlineCompletion" then
+      vim.schedule(function()
+        vim.cmd(command)
+        asked = true
+      end)
+      return true
+    end
+  end,
+})
+"""
+
+
+def test_a_buffer_that_goes_or_is_written_in_mid_request_is_no_error(open_file: OpenFile) -> None:
     neovim = open_file(b"", {"total = ": "price * count"})
-    neovim.keys("itotal = ")
-    neovim.nvim.command(command)
-    assert neovim.lua("vim.wait(500) return true")
+    for command in ("silent write", "edit!", "bwipe!"):
+        neovim.lua(IN_MID_REQUEST, command)
+        neovim.keys("cctotal = ")
+        wait_for(lambda: neovim.lua("return asked"), command)
+        if command == "bwipe!":
+            neovim.lua("vim.wait(300) return true")
+            assert neovim.ghost == ""
+        else:
+            neovim.wait_for_ghost("price * count")
+        assert "Error" not in neovim.messages
+        assert "E5" not in neovim.messages
+        neovim.keys("<Esc>")
+
+
+@both_versions
+def test_no_way_out_of_insert_mode_leaves_ghost_text(open_file: OpenFile) -> None:
+    neovim = open_file(b"", {"total = ": "price * count"})
+    neovim.nvim.command("set hidden")
+    for keys, mode in (
+        ("<Esc>", "n"),
+        ("<C-c>", "n"),
+        ("<C-Bslash><C-n>", "n"),
+        ("<Insert>", "R"),
+        ("<C-o>v", "v"),
+        ("<C-o>:", "c"),
+        ("<Cmd>new<CR>", "i"),
+        ("<Cmd>terminal true<CR>", "t"),
+    ):
+        neovim.keys("ggcctotal = ")
+        neovim.wait_for_ghost("price * count")
+        buffer = neovim.nvim.current.buffer
+        neovim.keys(keys)
+        wait_for(lambda m=mode: neovim.nvim.api.get_mode()["mode"] == m, f"mode {mode} by {keys}")
+        assert neovim.lua("return #vim.api.nvim_buf_get_extmarks(..., -1, 0, -1, {})", buffer.number) == 0, keys
+        assert buffer[:] == ["total = "]
+        neovim.keys("<C-Bslash><C-n><C-Bslash><C-n>")  # After a command line of <C-o> comes Insert mode again.
+        wait_for(lambda: neovim.nvim.api.get_mode()["mode"][0] == "n", "Normal mode")
+        neovim.nvim.command(f"silent only | buffer {buffer.number}")
     assert "Error" not in neovim.messages
-    assert "E5" not in neovim.messages
+
+
+def test_nothing_is_shown_while_a_macro_is_recorded_so_that_it_replays(open_file: OpenFile) -> None:
+    neovim = open_file(b"\n", {"total = ": "price * count"}, name="notes.txt")
+    neovim.keys("qqcctotal = ")
+    neovim.lua("vim.wait(300) return true")
+    assert neovim.ghost == ""
+    assert neovim.lua("return require('infill').statusline()") == "infill off while a macro is recorded"
+    neovim.keys("<Tab>1<Esc>qo<Esc>@q")
+    wait_for(lambda: neovim.lines == ["total = \t1"] * 2, "replayed macro", seen=lambda: neovim.lines)
+    neovim.keys("A total = ")
+    neovim.wait_for_ghost("price * count")
+
+
+#: What is typed, and the text that is shown then: with tabs in the cursor's line, and below it.
+TABS_HERE, TABS_BELOW = ("z" * 90 + " = ", "price\t* count"), ("go {", "\n\ta\t= 1\n\treturn a")
+
+#: Settings of windows and buffers in which text looks different from what it is.
+LOOKS = {
+    "wrap": TABS_HERE,
+    "nowrap signcolumn=yes": TABS_BELOW,
+    "rightleft": TABS_BELOW,
+    "tabstop=3": TABS_HERE,
+    "vartabstop=5,2": TABS_BELOW,
+    "foldmethod=indent foldlevel=0": TABS_BELOW,
+    "virtualedit=all textwidth=20": TABS_HERE,
+}
+
+
+@both_versions
+def test_ghost_text_looks_as_it_will_when_it_is_accepted(open_file: OpenFile) -> None:
+    neovim = open_file(b"", dict([TABS_HERE, TABS_BELOW]), name="shapes.go")
+    for look, (begun, text) in LOOKS.items():
+        file = neovim.file.with_name(f"{look.split('=')[0]}.go")
+        file.write_bytes(b"func f() {\n\t\n\tnext\n")
+        neovim.nvim.command(f"edit {file} | setlocal {look}")
+        wait_for(lambda: neovim.lua(ATTACHED), "attached server")
+        neovim.keys(f"<Esc>2GA{begun}")
+        wait_for(lambda: neovim.ghost, f"ghost text with {look}")
+        before = neovim.screen
+        neovim.keys("<Tab>")
+        wait_for(lambda b=begun, t=text: b + t in "\n".join(neovim.lines), "accepted text", seen=lambda: neovim.lines)
+        # The last two lines are the editor's own: they hold the cursor's place.
+        assert neovim.screen.splitlines()[:-2] == before.splitlines()[:-2], look
+        assert "\t" not in before, look
+        neovim.keys("<Esc>:silent write<CR>")
+        wait_for(lambda: not neovim.nvim.current.buffer.options["modified"], "saved file")
+        assert file.read_text() == f"func f() {{\n\t{begun}{text}\n\tnext\n"
+    assert "Error" not in neovim.messages
 
 
 def test_cycling_and_dismissing(open_file: OpenFile) -> None:

@@ -35,7 +35,7 @@ end, { expr = true, desc = "Fill what a motion or the selection covers" })
 vim.api.nvim_create_user_command("Infill", function(command)
   require("infill").command(command)
 end, {
-  nargs = "+",
+  nargs = "*",
   bar = true,
   range = true,
   desc = "Code infilling: on, off, snooze, status, fill and more",

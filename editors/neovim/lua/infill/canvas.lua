@@ -53,10 +53,10 @@ function M.is_open()
 end
 
 --- Opens the window in the upper right corner, or closes it.
-function M.toggle()
+---@param watch fun(is_open: boolean) Told when it opens, and when it is closed by whatever means.
+function M.toggle(watch)
   if M.is_open() then
     vim.api.nvim_win_close(assert(win), true)
-    win = nil
     return
   end
   local buf = vim.api.nvim_create_buf(false, true)
@@ -74,6 +74,16 @@ function M.toggle()
     focusable = false,
     noautocmd = true,
   })
+  vim.api.nvim_create_autocmd("WinClosed", {
+    pattern = tostring(win),
+    once = true,
+    desc = "Nobody looks at the canvas any more",
+    callback = function()
+      win = nil
+      watch(false)
+    end,
+  })
+  watch(true)
 end
 
 --- Draws a step, if anybody looks.

@@ -7,6 +7,7 @@ local M = {}
 -- State ---------------------------------------------------------------------------------------------------------------
 
 local CONTENT_MODIFIED, CANCELLED = -32801, -32800
+local BLOCK = vim.keycode("<C-v>")
 
 local pending ---@type { client: vim.lsp.Client, id: integer? }?
 
@@ -74,7 +75,7 @@ local function preview(buf, edits, encoding, style, accept)
     vim.keymap.set("n", key, function()
       close()
       if wanted then
-        accept()
+        accept(edits)
       end
     end, { buffer = shown, nowait = true })
   end
@@ -82,38 +83,40 @@ end
 
 -- Public functions ----------------------------------------------------------------------------------------------------
 
---- A region as a gap: whole lines, or from one character to another, both included.
----@param buf integer
----@param linewise boolean
----@param from [integer, integer] Line and column in bytes, from 1.
----@param to [integer, integer]
+--- What a selection covers, as gaps: one, or where it is a block one a line.
+---@param kind string "v", "V" or CTRL-V.
+---@param from integer[] As |getpos()| has it.
+---@param to integer[]
 ---@param encoding string
+---@param exclusive? boolean Without the last character; unset: as 'selection' says.
 ---@return lsp.Range[]
-function M.region(buf, linewise, from, to, encoding)
-  local last = vim.fn.getbufoneline(buf, to[1])
-  local start, stop = { from[1] - 1, from[2] - 1 }, { to[1] - 1, #last }
-  if linewise then
-    start[2] = 0
-  elseif to[2] <= #last then
-    stop[2] = to[2] - 1 + #vim.fn.strpart(last, to[2] - 1, 1, true)
+function M.region(kind, from, to, encoding, exclusive)
+  local function position(place, col)
+    local line = vim.fn.getline(place[2])
+    return { line = place[2] - 1, character = vim.str_utfindex(line, encoding, col) }
   end
-  local function position(place)
-    local line = vim.fn.getbufoneline(buf, place[1] + 1)
-    return { line = place[1], character = vim.str_utfindex(line, encoding, math.min(place[2], #line)) }
+  local gaps = vim.fn.getregionpos(from, to, { type = kind, exclusive = exclusive })
+  if kind ~= BLOCK then
+    gaps = { { gaps[1][1], gaps[#gaps][2] } }
   end
-  return { { start = position(start), ["end"] = position(stop) } }
+  local ranges = {}
+  for _, gap in ipairs(gaps) do
+    local start, stop = unpack(gap)
+    ranges[#ranges + 1] = { start = position(start, math.max(start[3] - 1, 0)), ["end"] = position(stop, stop[3]) }
+  end
+  return ranges
 end
 
---- The lines of a range as a gap, or, where they are the last selection by characters, exactly that.
----@param buf integer
----@param first integer From 1.
----@param last integer
+--- What the range of a command covers: its lines, or where it is that of a selection exactly this.
+---@param command vim.api.keyset.create_user_command.command_args
 ---@param encoding string
 ---@return lsp.Range[]
-function M.lines(buf, first, last, encoding)
+function M.lines(command, encoding)
   local from, to = vim.fn.getpos("'<"), vim.fn.getpos("'>")
-  local by_character = vim.fn.visualmode() == "v" and from[2] == first and to[2] == last
-  return M.region(buf, not by_character, { first, from[3] }, { last, to[3] }, encoding)
+  if command.range == 2 and from[2] == command.line1 and to[2] == command.line2 then
+    return M.region(vim.fn.visualmode(), from, to, encoding)
+  end
+  return M.region("V", { 0, command.line1, 1, 0 }, { 0, command.line2, 1, 0 }, encoding)
 end
 
 --- Asks for a fill and previews it.
@@ -123,21 +126,29 @@ end
 ---@param ranges lsp.Range[]
 ---@param style "float"|"diff"|"none"
 function M.ask(client, buf, mode, ranges, style)
+  if not vim.bo[buf].modifiable then
+    say("this buffer cannot be changed", vim.log.levels.WARN)
+    return
+  end
   if pending and pending.id then
     pending.client:cancel_request(pending.id)
   end
   local mine = { client = client }
   pending = mine
   local tick = vim.api.nvim_buf_get_changedtick(buf)
+  local function accept(edits)
+    if vim.api.nvim_buf_is_valid(buf) and vim.api.nvim_buf_get_changedtick(buf) == tick then
+      vim.lsp.util.apply_text_edits(edits, buf, client.offset_encoding)
+    else
+      say("the text changed meanwhile: ask again", vim.log.levels.WARN)
+    end
+  end
+  say("filling …")
   local params = {
     textDocument = { uri = vim.uri_from_bufnr(buf), version = vim.lsp.util.buf_versions[buf] },
     ranges = ranges,
     mode = mode,
   }
-  local function same()
-    return vim.api.nvim_buf_is_valid(buf) and vim.api.nvim_buf_get_changedtick(buf) == tick
-  end
-  say("filling …")
   local _, id = client:request("infill/fill", params, function(err, result)
     if pending ~= mine then
       return
@@ -148,23 +159,15 @@ function M.ask(client, buf, mode, ranges, style)
         local moved = err.code == CONTENT_MODIFIED
         say(moved and "the text changed meanwhile: ask again" or err.message, vim.log.levels.WARN)
       end
-    elseif not same() then
-      say("the text changed meanwhile: ask again", vim.log.levels.WARN)
     elseif #result.edits == 0 then
-      say("there is nothing to fill in")
+      return -- The server says why.
+    elseif style == "none" or vim.api.nvim_buf_get_changedtick(buf) ~= tick then
+      accept(result.edits)
+    elseif vim.api.nvim_get_current_buf() ~= buf or vim.api.nvim_get_mode().mode ~= "n" then
+      -- A window that opens while somebody types elsewhere would take their keys.
+      say("it is filled, but the cursor is elsewhere: ask again", vim.log.levels.WARN)
     else
-      local function accept()
-        if same() then
-          vim.lsp.util.apply_text_edits(result.edits, buf, client.offset_encoding)
-        else
-          say("the text changed meanwhile: ask again", vim.log.levels.WARN)
-        end
-      end
-      if style == "none" then
-        accept()
-      else
-        preview(buf, result.edits, client.offset_encoding, style, accept)
-      end
+      preview(buf, result.edits, client.offset_encoding, style, accept)
     end
   end, buf)
   mine.id = id

@@ -111,6 +111,9 @@ local function silence(buf)
     return "snoozed"
   elseif vim.wo.diff then
     return "off in a diff"
+  elseif vim.fn.reg_recording() ~= "" then
+    -- The key that accepts would be recorded, and not what it brought.
+    return "off while a macro is recorded"
   end
 end
 
@@ -120,8 +123,8 @@ local function allowed(buf)
   return not silence(buf) and vim.fn.reg_executing() == ""
 end
 
-local function say(text)
-  vim.notify(text, vim.log.levels.INFO)
+local function say(text, level)
+  vim.notify(text, level or vim.log.levels.INFO)
 end
 
 ---@return vim.lsp.Client?
@@ -140,20 +143,34 @@ local function with_client(act)
   end
 end
 
+--- The server's settings, with what was switched by hand.
+local function in_force()
+  return vim.tbl_deep_extend("force", M.settings.init_options, switched)
+end
+
+--- What a switch changed is seen at once.
+local function show_silence()
+  if silence(vim.api.nvim_get_current_buf()) then
+    presenter.dismiss()
+  end
+  vim.cmd.redrawstatus()
+end
+
 --- Switches all, "buffer", or a language, and tells every server: one that is off frees its engine.
 ---@param enabled boolean
 ---@param what? string
 local function switch(enabled, what)
+  local before = switched
   if what == "buffer" then
     vim.b.infill = enabled
   elseif what then
     switched = vim.tbl_deep_extend("force", switched, { languages = { [what] = enabled } })
   else
-    switched.enabled = enabled
+    switched = vim.tbl_extend("force", switched, { enabled = enabled })
     snoozed_until = 0
   end
-  if next(switched) then
-    local section = vim.tbl_deep_extend("force", M.settings.init_options, switched)
+  if not vim.deep_equal(switched, before) then
+    local section = in_force()
     -- Servers that start later ask for their settings, too.
     vim.lsp.config(M.server, { settings = { infill = section } })
     for _, client in ipairs(vim.lsp.get_clients({ name = M.server })) do
@@ -161,9 +178,7 @@ local function switch(enabled, what)
       client:notify("workspace/didChangeConfiguration", { settings = client.settings })
     end
   end
-  if silence(vim.api.nvim_get_current_buf()) then
-    presenter.dismiss()
-  end
+  show_silence()
 end
 
 --- Asks the server of this buffer; what it answers, or what is wrong, is said in one line.
@@ -175,25 +190,26 @@ local function inquire(method, params, sentence)
   end)
 end
 
+--- The same, where it is not this editor that shows nothing.
+local function inquire_unless_silent(method, params, sentence)
+  local reason = silence(vim.api.nvim_get_current_buf())
+  if reason then
+    say("infill: " .. reason)
+  else
+    inquire(method, params, sentence)
+  end
+end
+
 local function here(client)
   return vim.lsp.util.make_position_params(0, client.offset_encoding)
 end
 
 ---@param mode "selection"|"holes"
----@param region fun(buf: integer, encoding: string): lsp.Range[]
+---@param region fun(encoding: string): lsp.Range[]
 local function ask_fill(mode, region)
   with_client(function(client)
-    local buf = vim.api.nvim_get_current_buf()
-    fill.ask(client, buf, mode, region(buf, client.offset_encoding), M.settings.preview)
+    fill.ask(client, vim.api.nvim_get_current_buf(), mode, region(client.offset_encoding), M.settings.preview)
   end)
-end
-
---- The range that a command was given; nothing where it was given none.
----@param command vim.api.keyset.create_user_command.command_args
-local function range_of(command)
-  return function(buf, encoding)
-    return command.range > 0 and fill.lines(buf, command.line1, command.line2, encoding) or {}
-  end
 end
 
 --- What `:Infill` takes.
@@ -209,42 +225,46 @@ local subcommands = {
     if what == "buffer" then
       switch(vim.b.infill == false, what)
     elseif what then
-      switch((switched.languages or {})[what] == false, what)
+      switch((in_force().languages or {})[what] == false, what)
     else
-      switch(switched.enabled == false)
+      switch(in_force().enabled == false)
     end
   end,
-  snooze = function(_, minutes)
-    snoozed_until = vim.uv.now() + 60000 * (tonumber(minutes) or 15)
-    presenter.dismiss()
-  end,
-  status = function()
-    local reason = silence(0)
-    if reason then
-      say("infill: " .. reason)
+  snooze = function(_, argument)
+    local minutes = tonumber(argument or 15)
+    if not minutes or minutes < 0 then
+      say("infill: snooze takes minutes", vim.log.levels.ERROR)
       return
     end
-    inquire("infill/status", function()
+    snoozed_until = vim.uv.now() + 60000 * minutes
+    show_silence()
+  end,
+  status = function()
+    inquire_unless_silent("infill/status", function()
       return { textDocument = vim.lsp.util.make_text_document_params() }
     end, status.sentence)
   end,
   why = function()
-    inquire("infill/why", here, function(result)
+    inquire_unless_silent("infill/why", here, function(result)
       return "infill: " .. result.reason
     end)
   end,
   fill = function(command)
-    command.range = 1 -- Without a range: the cursor's line.
-    ask_fill("selection", range_of(command))
+    ask_fill("selection", function(encoding)
+      return fill.lines(command, encoding)
+    end)
   end,
   holes = function(command)
-    ask_fill("holes", range_of(command))
+    ask_fill("holes", function(encoding)
+      return command.range > 0 and fill.lines(command, encoding) or {}
+    end)
   end,
   canvas = function()
-    canvas.toggle()
-    for _, client in ipairs(vim.lsp.get_clients({ name = M.server })) do
-      client:notify("infill/watch", { canvas = canvas.is_open() })
-    end
+    canvas.toggle(function(is_open)
+      for _, client in ipairs(vim.lsp.get_clients({ name = M.server })) do
+        client:notify("infill/watch", { canvas = is_open })
+      end
+    end)
   end,
   log = function()
     local log = vim.lsp.log
@@ -388,9 +408,9 @@ function M.fill_operator(kind)
     vim.go.operatorfunc = "v:lua.require'infill'.fill_operator"
     return "g@"
   end
-  local from, to = vim.fn.getpos("'["), vim.fn.getpos("']")
-  ask_fill("selection", function(buf, encoding)
-    return fill.region(buf, kind ~= "char", { from[2], from[3] }, { to[2], to[3] }, encoding)
+  ask_fill("selection", function(encoding)
+    local covered = ({ char = "v", line = "V", block = vim.keycode("<C-v>") })[kind]
+    return fill.region(covered, vim.fn.getpos("'["), vim.fn.getpos("']"), encoding, false)
   end)
   return ""
 end
@@ -409,7 +429,7 @@ function M.command(command)
   if subcommand then
     subcommand(command, argument)
   else
-    vim.notify("infill: takes " .. table.concat(M.complete("", "Infill "), ", "), vim.log.levels.ERROR)
+    say("infill: takes " .. table.concat(M.complete("", "Infill "), ", "), vim.log.levels.ERROR)
   end
 end
 
@@ -418,7 +438,7 @@ end
 ---@param line string The whole line.
 ---@return string[]
 function M.complete(begun, line)
-  local subcommand = line:match("Infill%s+(%S+)%s")
+  local subcommand = line:match("%f[%a]I%l+%s+(%S+)%s") -- `:Inf` is enough of the command's name.
   local choices = {} ---@type string[]
   if not subcommand then
     choices = vim.tbl_keys(subcommands)

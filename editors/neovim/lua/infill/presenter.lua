@@ -159,6 +159,19 @@ local function between(first, replaced)
   return chunks
 end
 
+--- The text with the spaces that its tabs would stand for: virtual text knows no tabs.
+---@param text string
+---@param column integer Where it begins, in cells.
+local function without_tabs(text, column)
+  local pieces = vim.split(text, "\t", { plain = true })
+  for at = 1, #pieces - 1 do
+    local stop = column + vim.fn.strdisplaywidth(pieces[at] .. "\t", column)
+    pieces[at] = pieces[at] .. (" "):rep(stop - column - vim.fn.strdisplaywidth(pieces[at], column))
+    column = stop
+  end
+  return table.concat(pieces)
+end
+
 local function draw(rest, replaced)
   local current = assert(shown)
   local row, col = cursor()
@@ -166,8 +179,7 @@ local function draw(rest, replaced)
   local lines = vim.split(rest, "\n", { plain = true })
   local below = {} ---@type { [1]: string, [2]: string }[][]
   for at = 2, #lines do
-    -- Tabs in virtual lines would count from the window's edge all the same: draw them as the buffer would.
-    below[#below + 1] = { { (lines[at]:gsub("\t", (" "):rep(vim.bo[current.buf].tabstop))), "InfillGhost" } }
+    below[#below + 1] = { { without_tabs(lines[at], 0), "InfillGhost" } }
   end
   local hint = current.cycled and ("  (%d/%d)"):format(current.index, #current.items)
   if hint and #below > 0 then
@@ -182,8 +194,11 @@ local function draw(rest, replaced)
       hl_mode = "combine",
     })
   else
+    local column = vim.fn.strdisplaywidth(vim.api.nvim_get_current_line():sub(1, col))
     for at = #chunks, 1, -1 do
       local offset, text = unpack(chunks[at])
+      text = without_tabs(text, column)
+      column = column + vim.fn.strdisplaywidth(text, column) + 1 -- What stands between two chunks is one character.
       if text ~= "" then
         vim.api.nvim_buf_set_extmark(current.buf, namespace, row, col + offset, {
           virt_text = { { text, "InfillGhost" } },
@@ -327,6 +342,9 @@ local function take(part)
     hide()
   end
   insert(piece, whole and replaced or "")
+  if vim.fn.foldclosed(".") > 0 then
+    vim.cmd.foldopen({ bang = true }) -- New lines may begin a closed fold, with the cursor in it.
+  end
   if whole then
     tell("infill/accepted", client, { id = id })
     ask()
@@ -441,8 +459,13 @@ end
 ---@param buf integer
 function M.attach(client, buf)
   attached[buf] = client.id
+  -- Core draws in all buffers where it was enabled for another server: the same text would stand there twice.
+  if vim.lsp.inline_completion then
+    vim.lsp.inline_completion.enable(false, { client_id = client.id })
+  end
   local group = vim.api.nvim_create_augroup("infill.presenter." .. buf, {})
-  vim.api.nvim_create_autocmd({ "InsertEnter", "TextChangedI", "TextChangedP" }, {
+  -- Writing counts as a change: the answer that was under way is not taken any more.
+  vim.api.nvim_create_autocmd({ "InsertEnter", "TextChangedI", "TextChangedP", "BufWritePost" }, {
     group = group,
     buffer = buf,
     desc = "Ask for what could stand here, unless what is shown still fits",
@@ -467,13 +490,21 @@ function M.attach(client, buf)
       end
     end,
   })
-  vim.api.nvim_create_autocmd({ "InsertLeave", "BufLeave", "BufUnload" }, {
+  local function take_away()
+    M.dismiss()
+  end
+  vim.api.nvim_create_autocmd({ "BufLeave", "BufUnload" }, {
     group = group,
     buffer = buf,
     desc = "Take away what is shown",
-    callback = function()
-      M.dismiss()
-    end,
+    callback = take_away,
+  })
+  -- <C-c> and the way into Replace mode leave Insert mode without InsertLeave.
+  vim.api.nvim_create_autocmd("ModeChanged", {
+    group = vim.api.nvim_create_augroup("infill.presenter", {}),
+    pattern = "i*:[^i]*",
+    desc = "Take away what is shown",
+    callback = take_away,
   })
   if inserting() and vim.api.nvim_get_current_buf() == buf then
     ask()
