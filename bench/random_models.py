@@ -19,7 +19,7 @@ import torch
 from infill_engine.checkpoint import Form, Loaded, bias_of
 from infill_engine.core import OpenDenoiser
 from infill_engine.families import diffusion_gemma, llada, qwen2
-from infill_engine.families.diffusion_gemma import DiffusionGemmaDenoiser
+from infill_engine.families.diffusion_gemma import DiffusionGemmaDenoiser, Shape
 from infill_engine.families.llada import LladaDenoiser
 from infill_engine.families.masked import CACHE_BYTES, EXACT, Caching
 from infill_engine.families.qwen2 import Qwen2Denoiser
@@ -88,7 +88,9 @@ class Model:
     def tensors(self) -> Mapping[str, tuple[int, ...]]:
         """The shape of each tensor, by its published name."""
         if self.kind == "gemma":
-            return _gemma(self.config["text_config"])
+            text = self.config["text_config"]
+            inner = text["intermediate_size"], text["moe_intermediate_size"]
+            return Shape.of(self.config).sizes(text["num_experts"], *inner)
         if self.kind == "llada":
             return llada.NAMES.sizes(llada.shape(self.config), self.vocab, self.config["mlp_hidden_size"])
         names = qwen2.NAMES.tied() if self.config["tie_word_embeddings"] else qwen2.NAMES
@@ -175,45 +177,6 @@ class Step:
     def bytes(self, weight: float, head: float, kept: float) -> float:
         """Bytes read, where a number of each takes so many."""
         return weight * self.weights + head * self.head + kept * self.kept
-
-
-def _gemma(text: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    width, root = text["hidden_size"], diffusion_gemma.ROOT
-    heads, inner, experts = text["num_attention_heads"], text["intermediate_size"], text["num_experts"]
-    tensors: dict[str, tuple[int, ...]] = {
-        f"{root}embed_tokens.weight": (text["vocab_size"], width),
-        f"{root}norm.weight": (width,),
-        f"{root}self_conditioning.pre_norm.weight": (width,),
-        f"{root}self_conditioning.gate_proj.weight": (inner, width),
-        f"{root}self_conditioning.up_proj.weight": (inner, width),
-        f"{root}self_conditioning.down_proj.weight": (width, inner),
-    }
-    norms = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "pre_feedforward_layernorm_2",
-             "post_feedforward_layernorm", "post_feedforward_layernorm_1", "post_feedforward_layernorm_2")  # fmt: skip
-    for i, kind in enumerate(text["layer_types"]):
-        full = kind == "full_attention"
-        own = text["per_layer_config"][str(i)] if full else text
-        size, kv_heads = own["head_dim"], own["num_key_value_heads"]
-        of_layer: dict[str, tuple[int, ...]] = {f"{name}.weight": (width,) for name in norms} | {
-            "self_attn.q_proj.weight": (heads * size, width),
-            "self_attn.k_proj.weight": (kv_heads * size, width),
-            **({} if full else {"self_attn.v_proj.weight": (kv_heads * size, width)}),
-            "self_attn.o_proj.weight": (width, heads * size),
-            "self_attn.q_norm.weight": (size,),
-            "self_attn.k_norm.weight": (size,),
-            "mlp.gate_proj.weight": (inner, width),
-            "mlp.up_proj.weight": (inner, width),
-            "mlp.down_proj.weight": (width, inner),
-            "router.scale": (width,),
-            "router.proj.weight": (experts, width),
-            "router.per_expert_scale": (experts,),
-            "experts.gate_up_proj": (experts, 2 * text["moe_intermediate_size"], width),
-            "experts.down_proj": (experts, width, text["moe_intermediate_size"]),
-            "layer_scalar": (1,),
-        }
-        tensors |= {f"{root}layers.{i}.{name}": shape for name, shape in of_layer.items()}
-        tensors[f"model.encoder.language_model.layers.{i}.layer_scalar"] = (1,)
-    return tensors
 
 
 def _step(model: Model, rows: int, said: int, keys: int, canvases: int) -> Step:

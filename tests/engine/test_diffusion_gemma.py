@@ -515,11 +515,21 @@ def test_noise_is_drawn_where_it_is_wanted(device: str) -> None:
             {"canvas_length": 128, "text_config": {}},
             "its config.json is not DiffusionGemma's: 'layer_types' is missing",
         ),
-        ({"text_config": {"hidden_size": 48}}, r"its embedding is \[700, 32\], not \[700, 48\]"),
-        ({"text_config": {"vocab_size": 600}}, "its tokenizer has 640 ids, its weights 600"),
+        ({"text_config": {"hidden_size": 48}}, r"embed_tokens.weight is \[700, 32\], not \[700, 48\]"),
+        ({"text_config": {"vocab_size": 600}}, r"embed_tokens.weight is \[700, 32\], not \[600, 32\]"),
+        ({"text_config": {"vocab_size": "700"}}, "says '700' for vocab_size"),
+        ({"text_config": {"num_attention_heads": 3}}, r"q_proj.weight is \[32, 32\], not \[24, 32\]"),
+        ({"text_config": {"num_key_value_heads": 4}}, r"k_proj.weight is \[16, 32\], not \[32, 32\]"),
+        ({"text_config": {"top_k_experts": 5}}, "takes 5 experts of 4"),
+        ({"text_config": {"sliding_window": None}}, "does not say sliding_window"),
+        ({"text_config": {"layer_types": []}}, "it has no layers"),
+        ({"text_config": {"layer_types": ["sliding_attention"] * 5}}, "says 5 layers, and there are more"),
+        ({"text_config": {"rope_parameters": "default"}}, "its config.json is not DiffusionGemma's: "),
+        ({"text_config": {"rms_norm_eps": 0}}, "says 0 for rms_norm_eps"),
+        ({"canvas_length": 0, "text_config": {"eos_token_id": 1}}, "says 0 for canvas_length"),
         (
             {"text_config": {"num_hidden_layers": 6, "layer_types": ["full_attention"] * 6}},
-            "q_norm.weight has 8 numbers, not 16",
+            r"layers.0.self_attn.q_proj.weight is \[32, 32\], not \[64, 32\]",
         ),
     ],
 )
@@ -535,6 +545,13 @@ def test_what_is_wrong_with_a_checkpoint_is_said_in_a_line(
     with pytest.raises(ModelError, match=told) as error:
         serve(tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_a_tokenizer_of_more_ids_than_there_are_is_another_models(folder: Path) -> None:
+    found = opened(folder)
+    weights = Loaded(found, "cpu", torch.float32, "stored")
+    with pytest.raises(ModelError, match=f"its tokenizer has {VOCAB + 1} ids, its weights {VOCAB}"):
+        DiffusionGemmaDenoiser(found.config, weights, [b"x"] * (VOCAB + 1))
 
 
 def test_more_tokens_than_the_model_can_read_are_refused(checkpoint: Path) -> None:

@@ -50,11 +50,11 @@ from infill_kernels.experts import mixture
 from infill_kernels.stored import Linear, Stored
 from torch import Tensor
 
-from infill_engine.checkpoint import Weights
+from infill_engine.checkpoint import Weights, check_sizes
 from infill_engine.core import ContextKV, Contexts, Facts, ModelError, OpenCanvas, OpenFacts
 from infill_engine.decoder import KV
 from infill_engine.families import prompts
-from infill_engine.families.masked import CACHE_BYTES, EXACT, Caching, special
+from infill_engine.families.masked import CACHE_BYTES, EXACT, Caching, count, number, special
 from infill_engine.lengths import CANDIDATES, PUBLISHED_BIAS
 from infill_engine.policy import AnnealedPolicy
 
@@ -63,6 +63,18 @@ if TYPE_CHECKING:  # it brings numba
 
 #: Where the weights that both uses share are named.
 ROOT = "model.decoder."
+#: And what only the encoder has.
+ENCODER = "model.encoder.language_model."
+#: Of a layer, over its whole width.
+NORMS = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "pre_feedforward_layernorm_2",
+    "post_feedforward_layernorm",
+    "post_feedforward_layernorm_1",
+    "post_feedforward_layernorm_2",
+)
 #: Ids of the published model, and of them those that end a text: the end of it, of a turn, and of a call.
 VOCAB, ENDS = 262_144, (1, 106, 50)
 #: Slots of a canvas, which the suffix shares: together no more than the canvas that the model was trained on, and no
@@ -99,7 +111,7 @@ class Shape:
     kinds: tuple[Attention, Attention]
     top_k: int
     eps: float
-    softcap: float
+    softcap: float | None
     canvas: int
     positions: int
     #: Whether the compiled kernels of a CPU run it: their layers are others.
@@ -113,44 +125,90 @@ class Shape:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Shape:
         """Raises `ModelError` for a config that is not this family's, or lacks something."""
-        try:
-            text = config["text_config"]
-            full = tuple(kind == "full_attention" for kind in text["layer_types"])
-            own = text.get("per_layer_config") or {}
-            rope = text["rope_parameters"]
-            wide: Mapping[str, Any] = next(
-                (own[str(i)] for i, is_full in enumerate(full) if is_full and str(i) in own), {}
+        text, wide, full, ropes = _parts(config)
+        owns = (text, ropes[0], count(text, "sliding_window")), (wide, ropes[1], None)
+        sliding, full_attention = (
+            Attention(
+                count(own, "num_key_value_heads"),
+                count(own, "head_dim"),
+                number(rope, "rope_theta"),
+                number(rope, "partial_rotary_factor", 1.0),
+                window,
             )
-            heads = wide.get("num_key_value_heads", text["num_key_value_heads"])
-            return cls(
-                width=text["hidden_size"],
-                heads=text["num_attention_heads"],
-                vocab=text["vocab_size"],
-                full=full,
-                kinds=(
-                    Attention(
-                        text["num_key_value_heads"],
-                        text["head_dim"],
-                        rope["sliding_attention"]["rope_theta"],
-                        rope["sliding_attention"].get("partial_rotary_factor", 1.0),
-                        text["sliding_window"],
-                    ),
-                    Attention(
-                        text.get("num_global_key_value_heads") or heads,
-                        wide.get("head_dim", text.get("global_head_dim", 512)),
-                        rope["full_attention"]["rope_theta"],
-                        rope["full_attention"].get("partial_rotary_factor", 1.0),
-                        None,
-                    ),
-                ),
-                top_k=text["top_k_experts"],
-                eps=text["rms_norm_eps"],
-                softcap=text.get("final_logit_softcapping", 30.0),
-                canvas=config.get("canvas_length", 256),
-                positions=text["max_position_embeddings"],
-            )
-        except (KeyError, TypeError) as error:
-            raise ModelError(f"its config.json is not DiffusionGemma's: {error} is missing") from None
+            for own, rope, window in owns
+        )
+        positions = count(text, "max_position_embeddings")
+        softcap = text.get("final_logit_softcapping", 30.0)
+        return cls(
+            width=count(text, "hidden_size"),
+            heads=count(text, "num_attention_heads"),
+            vocab=count(text, "vocab_size"),
+            full=full,
+            kinds=(sliding, full_attention),
+            top_k=count(text, "top_k_experts"),
+            eps=number(text, "rms_norm_eps"),
+            softcap=None if softcap is None else number(text, "final_logit_softcapping", softcap),
+            canvas=min(count(config, "canvas_length", 256), positions),
+            positions=positions,
+        )
+
+    def sizes(self, experts: int, ffn: int, expert_ffn: int) -> dict[str, tuple[int, ...]]:
+        """Of each tensor, whether the experts' matrices are one tensor or each its own; ffn, expert_ffn: outputs of a
+        gate of the layer, and of an expert."""
+        width, soft = self.width, f"{ROOT}self_conditioning."
+        sizes: dict[str, tuple[int, ...]] = {
+            f"{ROOT}embed_tokens.weight": (self.vocab, width),
+            f"{ROOT}norm.weight": (width,),
+            f"{soft}pre_norm.weight": (width,),
+            f"{soft}gate_proj.weight": (ffn, width),
+            f"{soft}up_proj.weight": (ffn, width),
+            f"{soft}down_proj.weight": (width, ffn),
+        }
+        for i, full in enumerate(self.full):
+            size, kv_heads = self.kinds[full].head_size, self.kinds[full].kv_heads
+            of_layer: dict[str, tuple[int, ...]] = {f"{name}.weight": (width,) for name in NORMS} | {
+                "self_attn.q_proj.weight": (self.heads * size, width),
+                "self_attn.k_proj.weight": (kv_heads * size, width),
+                **({} if full else {"self_attn.v_proj.weight": (kv_heads * size, width)}),
+                "self_attn.o_proj.weight": (width, self.heads * size),
+                "self_attn.q_norm.weight": (size,),
+                "self_attn.k_norm.weight": (size,),
+                "mlp.gate_proj.weight": (ffn, width),
+                "mlp.up_proj.weight": (ffn, width),
+                "mlp.down_proj.weight": (width, ffn),
+                "router.scale": (width,),
+                "router.proj.weight": (experts, width),
+                "router.per_expert_scale": (experts,),
+                "experts.gate_up_proj": (experts, 2 * expert_ffn, width),
+                "experts.down_proj": (experts, width, expert_ffn),
+                "layer_scalar": (1,),
+            }
+            sizes |= {f"{ROOT}layers.{i}.{name}": shape for name, shape in of_layer.items()}
+            sizes[f"{ENCODER}layers.{i}.layer_scalar"] = (1,)
+        return sizes
+
+
+def _parts(
+    config: Mapping[str, Any],
+) -> tuple[Mapping[str, Any], Mapping[str, Any], tuple[bool, ...], Sequence[Mapping[str, Any]]]:
+    """What a config.json says of all layers, and of the full ones; which are full; of positions, in the sliding and in
+    the full ones. Raises `ModelError`."""
+    try:
+        text = config["text_config"]
+        full = tuple(kind == "full_attention" for kind in text["layer_types"])
+        own = text.get("per_layer_config") or {}
+        wide = {"head_dim": text.get("global_head_dim", 512), "num_key_value_heads": text["num_key_value_heads"]}
+        wide |= next((own[str(i)] for i, is_full in enumerate(full) if is_full and str(i) in own), {})
+        if heads := text.get("num_global_key_value_heads"):
+            wide["num_key_value_heads"] = heads
+        ropes = [dict(text["rope_parameters"][f"{kind}_attention"]) for kind in ("sliding", "full")]
+    except KeyError as error:
+        raise ModelError(f"its config.json is not DiffusionGemma's: {error} is missing") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ModelError(f"its config.json is not DiffusionGemma's: {error}") from None
+    if not full:
+        raise ModelError("its config.json is not DiffusionGemma's: it has no layers")
+    return text, wide, full, ropes
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,9 +284,6 @@ class DiffusionGemma:
         """cache_bytes: memory for the keys and values of all contexts and canvases."""
         self.shape, self._device = shape, torch.device(device)
         self.embedding = weights.dense(f"{ROOT}embed_tokens.weight")
-        if self.embedding.shape != (shape.vocab, shape.width):
-            found = list(self.embedding.shape)
-            raise ModelError(f"its embedding is {found}, not {[shape.vocab, shape.width]}: the config is another's")
         self._norm = weights.dense(f"{ROOT}norm.weight")
         self._layers = [_layer(weights, shape, i) for i in range(len(shape.full))]
         conditioning = f"{ROOT}self_conditioning."
@@ -340,21 +395,31 @@ class DiffusionGemma:
         return F.rms_norm(x, x.shape[-1:], weight, self.shape.eps)
 
 
-def _layer(weights: Weights, shape: Shape, i: int) -> _Layer:
-    at, head_size = f"{ROOT}layers.{i}.", shape.kinds[shape.full[i]].head_size
+def _check(weights: Weights, shape: Shape) -> None:
+    """Raises `ModelError` where the weights are not those that the config tells of."""
+    first, layers = f"{ROOT}layers.0.", len(shape.full)
+    ffn, experts = (weights.shape(f"{first}{name}.weight")[0] for name in ("mlp.gate_proj", "router.proj"))
+    down = f"{first}experts.down_proj"
+    expert_ffn = weights.shape(down if weights.has(down) else f"{first}experts.0.down_proj.weight")[-1]
+    check_sizes(weights, shape.sizes(experts, ffn, expert_ffn))
+    if weights.has(f"{ROOT}layers.{layers}.input_layernorm.weight"):
+        raise ModelError(f"its config says {layers} layers, and there are more: the config is another's")
+    if shape.top_k > experts:
+        raise ModelError(f"its config takes {shape.top_k} experts of {experts}: the config is another's")
 
-    def norm(name: str, size: int = shape.width) -> Tensor:
-        weight = weights.dense(f"{at}{name}.weight")
-        if len(weight) != size:
-            raise ModelError(f"{at}{name}.weight has {len(weight)} numbers, not {size}: the config is another's")
-        return weight
+
+def _layer(weights: Weights, shape: Shape, i: int) -> _Layer:
+    at = f"{ROOT}layers.{i}."
+
+    def norm(name: str) -> Tensor:
+        return weights.dense(f"{at}{name}.weight")
 
     attention = ("q_proj", "k_proj") if shape.full[i] else ("q_proj", "k_proj", "v_proj")
     return _Layer(
         input_norm=norm("input_layernorm"),
         to_qkv=weights.linear(*(f"{at}self_attn.{name}.weight" for name in attention)),
-        q_norm=norm("self_attn.q_norm", head_size),
-        k_norm=norm("self_attn.k_norm", head_size),
+        q_norm=norm("self_attn.q_norm"),
+        k_norm=norm("self_attn.k_norm"),
         to_output=weights.linear(f"{at}self_attn.o_proj.weight"),
         attention_norm=norm("post_attention_layernorm"),
         mlp_norm=norm("pre_feedforward_layernorm"),
@@ -370,7 +435,7 @@ def _layer(weights: Weights, shape: Shape, i: int) -> _Layer:
         experts_after=norm("post_feedforward_layernorm_2"),
         after=norm("post_feedforward_layernorm"),
         scalars=(
-            weights.dense(f"model.encoder.language_model.layers.{i}.layer_scalar"),
+            weights.dense(f"{ENCODER}layers.{i}.layer_scalar"),
             weights.dense(f"{at}layer_scalar"),
         ),
     )
@@ -379,22 +444,22 @@ def _layer(weights: Weights, shape: Shape, i: int) -> _Layer:
 def facts(config: Mapping[str, Any]) -> Facts:
     """What the engine must know, of config.json, the ids that the tokenizer's files say in the place of its own, and
     `generation_config`, what the file of that name says; what they leave out is as published."""
-    text, generation = config.get("text_config", config), config.get("generation_config") or {}
+    text, generation = config["text_config"], config.get("generation_config") or {}
     ends = special(generation or config, "eos_token_id", needed=False)
     if text["vocab_size"] == VOCAB and not generation:  # a GGUF file names one of them
         ends = [*dict.fromkeys([*ends, *ENDS])]
     ends = ends or list(ENDS)
-    sampler = generation.get("sampler_config") or {}
+    sampler = generation.get("sampler_config")
     published = AnnealedPolicy(text["vocab_size"])
-    given = {
-        "steps": generation.get("max_denoising_steps"),
-        "bound": sampler.get("entropy_bound"),
-        "hottest": generation.get("t_max"),
-        "coldest": generation.get("t_min"),
-        "settled": generation.get("confidence_threshold"),
-    }
-    policy = replace(published, **{name: value for name, value in given.items() if value is not None})
-    canvas = config.get("canvas_length", 256)
+    policy = replace(
+        published,
+        steps=count(generation, "max_denoising_steps", published.steps),
+        bound=number(sampler if isinstance(sampler, dict) else {}, "entropy_bound", published.bound),
+        hottest=number(generation, "t_max", published.hottest),
+        coldest=number(generation, "t_min", published.coldest),
+        settled=number(generation, "confidence_threshold", published.settled),
+    )
+    canvas = count(config, "canvas_length", 256)
     named = {name: config.get(name, text.get(name)) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     opening, closing = prompts.DIFFUSION_GEMMA.around(named)
     # What stands behind an end is said, too, and counts for when a canvas has settled: padding may be that.
@@ -408,7 +473,7 @@ def facts(config: Mapping[str, Any]) -> Facts:
         # That of models with a mask: nobody has published this one's.
         bias=PUBLISHED_BIAS,
         least=LEAST,
-        positions=text.get("max_position_embeddings", 1 << 18),
+        positions=count(text, "max_position_embeddings", 1 << 18),
         canvas=canvas,
         goes_on=True,
         closing=closing,
@@ -442,6 +507,7 @@ class DiffusionGemmaDenoiser:
         """
         shape = Shape.of(config)
         self.facts = facts(config)
+        _check(weights, shape)
         if len(text) > shape.vocab:
             raise ModelError(
                 f"its tokenizer has {len(text)} ids, its weights {shape.vocab}: use the model's own tokenizer"

@@ -12,7 +12,7 @@ from typing import Any
 from infill_engine.checkpoint import Weights
 from infill_engine.core import Facts, OpenFacts
 from infill_engine.families import prompts
-from infill_engine.families.masked import Kind, MaskedDenoiser, Names, Shape, ends, number, special
+from infill_engine.families.masked import Kind, MaskedDenoiser, Names, Shape, count, ends, number, special
 from infill_engine.lengths import CANDIDATES, PUBLISHED_BIAS
 from infill_engine.policy import StepsPolicy
 
@@ -36,16 +36,16 @@ NAMES = Names(
 
 def shape(config: Mapping[str, Any]) -> Shape:
     """Raises `ModelError` for a config that lacks a size."""
-    width, heads = number(config, "d_model"), number(config, "n_heads")
+    width, heads = count(config, "d_model"), count(config, "n_heads")
     return Shape(
-        layers=int(number(config, "n_layers")),
-        width=int(width),
-        heads=int(heads),
-        kv_heads=int(number(config, "n_kv_heads", heads)),
-        head_size=int(width // heads),
+        layers=count(config, "n_layers"),
+        width=width,
+        heads=heads,
+        kv_heads=count(config, "n_kv_heads", heads),
+        head_size=width // heads,
         rope_base=number(config, "rope_theta"),
         eps=number(config, "rms_norm_eps"),
-        positions=int(number(config, "max_sequence_length")),
+        positions=count(config, "max_sequence_length"),
     )
 
 

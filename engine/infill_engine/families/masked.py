@@ -446,8 +446,16 @@ def number(config: Mapping[str, Any], name: str, otherwise: float | None = None)
         return otherwise
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         said = "does not say" if value is None else f"says {value!r:.40} for"
-        raise ModelError(f"its config.json {said} {name}: use the one that was published with the weights")
+        raise ModelError(f"its config {said} {name}: use the one that was published with the weights")
     return value
+
+
+def count(config: Mapping[str, Any], name: str, otherwise: int | None = None) -> int:
+    """A whole number above 0. Raises as `number` does."""
+    value = number(config, name, otherwise)
+    if value != int(value):
+        raise ModelError(f"its config says {value} for {name}: use the one that was published with the weights")
+    return int(value)
 
 
 def ends(config: Mapping[str, Any]) -> tuple[int, frozenset[int]]:

@@ -17,7 +17,7 @@ from typing import Any
 from infill_engine.checkpoint import Weights
 from infill_engine.core import Facts, ModelError, OpenFacts
 from infill_engine.families import prompts
-from infill_engine.families.masked import MOST_SLOTS, Kind, MaskedDenoiser, Names, Shape, ends, number, special
+from infill_engine.families.masked import MOST_SLOTS, Kind, MaskedDenoiser, Names, Shape, count, ends, number, special
 from infill_engine.lengths import CANDIDATES, PUBLISHED_BIAS
 from infill_engine.policy import ElasticPolicy, StepsPolicy
 
@@ -46,20 +46,20 @@ ELASTIC_LENGTHS = (4, 8, 16, 32, 64)
 
 def shape(config: Mapping[str, Any]) -> Shape:
     """Raises `ModelError` for a config that lacks a size."""
-    width, heads = number(config, "hidden_size"), number(config, "num_attention_heads")
+    width, heads = count(config, "hidden_size"), count(config, "num_attention_heads")
     turned = config.get("rope_parameters") or config.get("rope_scaling") or {}
     rope = {**config, **turned} if isinstance(turned, Mapping) else {"type": turned}
     if (kind := rope.get("rope_type") or rope.get("type") or "default") != "default":
         raise ModelError(f"its rotary positions are of type {kind!r}, which is not served: use a checkpoint without")
     return Shape(
-        layers=int(number(config, "num_hidden_layers")),
-        width=int(width),
-        heads=int(heads),
-        kv_heads=int(number(config, "num_key_value_heads")),
-        head_size=int(number(config, "head_dim", width // heads)),
+        layers=count(config, "num_hidden_layers"),
+        width=width,
+        heads=heads,
+        kv_heads=count(config, "num_key_value_heads"),
+        head_size=count(config, "head_dim", width // heads),
         rope_base=number(rope, "rope_theta"),
         eps=number(config, "rms_norm_eps"),
-        positions=int(number(config, "max_position_embeddings")),
+        positions=count(config, "max_position_embeddings"),
     )
 
 
