@@ -17,12 +17,12 @@ from itertools import takewhile
 from time import thread_time
 from typing import NamedTuple
 
-from tree_sitter import Parser, Range, Tree
+from tree_sitter import Node, Parser, Range, Tree
 
+from infill_lsp import languages
 from infill_lsp.core import Snapshot, utf8
 from infill_lsp.documents import of_bytes, of_lines, parse
 from infill_lsp.extraction import MAX_LINE
-from infill_lsp.languages import grammar
 
 #: CPU seconds that all parses of one document's texts may take together. A try takes 1 to 3 ms in 5,000 lines.
 BUDGET_S = 0.02
@@ -47,7 +47,8 @@ _TOKENS = re.compile(
 class Damage(NamedTuple):
     """What does not read; less is better, in the order of the fields."""
 
-    #: Places that the parser could not read, or filled in itself; 0 where nothing is parsed.
+    #: Places that the parser could not read, or filled in itself, and headers without a body around the cursor; 0 where
+    #: nothing is parsed.
     faults: int
     #: Brackets (and, counted as characters, quotes) around the cursor without a partner.
     unmatched: int
@@ -93,13 +94,14 @@ class ByTree:
         self._after = utf8("\n".join([snapshot.tail, *lines[row + 1 :]]))
         #: Whether the tree is of a piece of the text, in a language that is embedded in another.
         self._is_piece = snapshot.within is not None
+        self._by_indentation = languages.of(snapshot.language).block == "indentation"
         self._left_s = BUDGET_S
         self._known: dict[tuple[str, int], Damage] = {}
 
     @property
     def parsable(self) -> bool:
         """Whether the document is known to be without faults."""
-        return not self._tree.root_node.has_error
+        return not self._tree.root_node.has_error and not self.damage("").faults
 
     def damage(self, text: str, replaced: int = 0) -> Damage:
         """With `text` in place of the first `replaced` code points behind the cursor. Raises `TooSlow`."""
@@ -108,7 +110,8 @@ class ByTree:
             began = thread_time()
             tree = self._parsed(text, replaced) if text or replaced else self._tree
             rows = self._row - NEIGHBOURS, self._row + text.count("\n") + NEIGHBOURS
-            self._known[key] = Damage(_faults(tree), _unmatched(tree, *rows))
+            faults = _faults(tree) + (_bodiless(tree, *rows) if self._by_indentation else 0)
+            self._known[key] = Damage(faults, _unmatched(tree, *rows))
             self._left_s -= thread_time() - began
         return self._known[key]
 
@@ -144,7 +147,7 @@ def measures(snapshot: Snapshot) -> Iterator[Measure]:
     """Ways to measure, the best first; the last is never too slow. A snapshot of a text that nobody has typed yet has
     no tree, so that it is parsed here."""
     tree = snapshot.tree
-    if tree is None and snapshot.within is None and (language := grammar(snapshot.language)) is not None:
+    if tree is None and snapshot.within is None and (language := languages.grammar(snapshot.language)) is not None:
         is_short = snapshot.characters <= MAX_PARSED
         tree = parse(Parser(language), of_lines(snapshot.lines), BUDGET_S) if is_short else None
     if tree is not None:
@@ -191,12 +194,20 @@ def _faults(tree: Tree) -> int:
     return count
 
 
+def _bodiless(tree: Tree, first: int, last: int) -> int:
+    """Headers in the rows `first` to `last` behind which nothing is indented: Python's grammar takes that for a block,
+    which Python does not."""
+    return sum(node.type == "block" and node.start_byte == node.end_byte for node in _leaves(tree, max(0, first), last))
+
+
 def _unmatched(tree: Tree, first: int, last: int) -> int:
-    """Brackets without a partner among the tokens of the rows `first` to `last`."""
+    """Brackets without a partner among the tokens of the rows `first` to `last`: `(`, but also `${` and `#[`."""
     opened: list[str] = []
     strays = 0
-    for token in _tokens(tree, max(0, first), last):
-        for character in token:
+    for node in _leaves(tree, max(0, first), last):
+        if node.is_named or node.is_missing or _BRACKETS.isdisjoint(node.type):
+            continue
+        for character in node.type:
             if character not in _BRACKETS:
                 continue
             if character not in _OPENERS:
@@ -208,8 +219,8 @@ def _unmatched(tree: Tree, first: int, last: int) -> int:
     return strays + len(opened)
 
 
-def _tokens(tree: Tree, first: int, last: int) -> Iterator[str]:
-    """The anonymous leaves that hold a bracket, in order: `(`, but also `${` and `#[`."""
+def _leaves(tree: Tree, first: int, last: int) -> Iterator[Node]:
+    """The leaves in some rows, in order."""
     cursor = tree.walk()
     while True:
         node = cursor.node
@@ -217,8 +228,8 @@ def _tokens(tree: Tree, first: int, last: int) -> Iterator[str]:
         inside = node.start_point.row <= last and node.end_point.row >= first
         if inside and cursor.goto_first_child_for_point((first, 0)) is not None:
             continue
-        if inside and not node.is_named and not node.is_missing and not _BRACKETS.isdisjoint(node.type):
-            yield node.type
+        if inside and not node.child_count:
+            yield node
         while node.start_point.row > last or not cursor.goto_next_sibling():
             if not cursor.goto_parent():
                 return

@@ -287,8 +287,14 @@ BODY = "a = 1\n    b = 2\n    c = 3"
 )
 def test_the_likeliest_end_is_taken(ends: list[End], lines: int) -> None:
     body = "\n".join(BODY.split("\n")[:lines])
-    expected = f"def f():\n    {body}\n\nx = 1\n" if lines else None
-    assert result("def f():\n    |\n\nx = 1\n", Candidate(BODY, ends=tuple(ends))) == expected
+    expected = f"def f():\n    z = 0\n    {body}\n\nx = 1\n" if lines else None
+    assert result("def f():\n    z = 0\n    |\n\nx = 1\n", Candidate(BODY, ends=tuple(ends))) == expected
+
+
+def test_a_body_does_not_end_before_it_begins() -> None:
+    ends = (End(0, -0.1, 0.1), End(15, -0.5, 0.1))
+    body = "\n".join(BODY.split("\n")[:2])
+    assert result("def f():\n    |\n\nx = 1\n", Candidate(BODY, ends=ends)) == f"def f():\n    {body}\n\nx = 1\n"
 
 
 def test_ends_do_not_cut_a_gap_of_one_line() -> None:
@@ -308,7 +314,17 @@ def test_special_tokens_and_what_follows_them_are_no_text(token: str) -> None:
 
 @pytest.mark.parametrize(
     ("source", "candidate"),
-    [("|", "def"), ("|\n", "def "), ("x = 1\n|", "class"), ("a|\n", "(b"), ("x = [1, 2|]\n", ", 3, def f")],
+    [
+        ("|", "def"),
+        ("|\n", "def "),
+        ("x = 1\n|", "class"),
+        ("a|\n", "(b"),
+        ("x = [1, 2|]\n", ", 3, def f"),
+        # Python's grammar takes a header without a body for whole.
+        ("def f():\n    |\n    return 1\n", "if x:"),
+        ("def f():\n    return 1\n\n\n|\n\nx = 1\n", "for y in z:"),
+        ("class A:\n    def f(self):\n        pass\n\n    |\n\n    x = 1\n", "def g(self):"),
+    ],
 )
 def test_what_parses_goes_on_doing_so(source: str, candidate: str) -> None:
     snapshot, change = edit_at(source, candidate)
@@ -316,6 +332,20 @@ def test_what_parses_goes_on_doing_so(source: str, candidate: str) -> None:
     gap = cut(snapshot, "invoked")
     assert isinstance(gap, Gap)
     assert isinstance(edit(snapshot, gap, Candidate(candidate), parse_check=False), Edit)
+
+
+@pytest.mark.parametrize(
+    ("source", "candidate"),
+    [
+        ("def f():\n    |\n        return 1\n", "if x:"),
+        ("def f():\n    |\n    return 1\n", "if x: y()"),
+        ("def f():\n    return 1\n\n\n|\n", "def g():\n    return 2"),
+        ("def f():\n    |\n", "if x:"),  # Nothing is there that would be broken.
+        ("def f():\n    return 1\n\n\nfor x in |\n", "y:"),
+    ],
+)
+def test_a_header_is_offered_where_it_breaks_nothing(source: str, candidate: str) -> None:
+    assert isinstance(edit_at(source, candidate)[1], Edit)
 
 
 def test_a_piece_of_another_language_is_judged_alone() -> None:
