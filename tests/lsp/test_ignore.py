@@ -29,7 +29,8 @@ SECRET_NAMES = """
     secrets.prod.yaml my.secret my.secrets .npmrc .pypirc .yarnrc.yml auth.json .boto .s3cfg .dockercfg
     .dockerconfigjson .terraformrc terraform.rc .vault-token .databrickscfg ngrok.yml kubeconfig prod.kubeconfig
     service-account.json service-account-prod.json service_account.json client_secret_1.json
-    app-firebase-adminsdk-x1.json .bash_history .zsh_history prod.env.local app.env.production .flaskenv a.pk8 a.pkcs8 a.jwk
+    app-firebase-adminsdk-x1.json .bash_history .zsh_history prod.env.local app.env.production .flaskenv
+    a.pk8 a.pkcs8 a.jwk
     ssh_host_rsa_key pip.conf .sentryclirc passwords.txt .vault_pass .vault_pass.txt .vault-pass vault.yml vault.yaml
     wallet.dat secret.yml secret.yaml auth.toml NuGet.Config kaggle.json token.json kubeconfig.yaml
     serviceAccountKey.json client-secret.json
