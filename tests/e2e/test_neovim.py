@@ -517,6 +517,111 @@ def test_a_selection_is_filled_previewed_and_undone_as_one_change(open_file: Ope
     wait_for(lambda: neovim.lines == ["total = nothing"], "undone fill", seen=lambda: neovim.lines)
 
 
+@both_versions
+def test_what_is_filled_is_what_was_selected(open_file: OpenFile) -> None:
+    filled = "price * count"
+    neovim = open_file(b"", {"é🙂 = ": filled}, name="notes.txt", preview="none")
+    neovim.nvim.command("xmap gs <Plug>(infill-fill)")
+    for keys, before, after in (
+        ("wwwve:Infill fill<CR>", "é🙂 = no;\n", f"é🙂 = {filled};\n"),
+        ("wwwv$:Infill fill<CR>", "é🙂 = no;\n", f"é🙂 = {filled}\n"),
+        (":set selection=exclusive<CR>wwwve:Infill fill<CR>", "é🙂 = no;\n", f"é🙂 = {filled};\n"),
+        (":set selection=exclusive<CR>wwwvegs", "é🙂 = 🙂é;\n", f"é🙂 = {filled};\n"),
+        ("www<C-v>jl:Infill fill<CR>", "é🙂 = no;\né🙂 = on;\n", f"é🙂 = {filled};\né🙂 = {filled};\n"),
+        ("www<C-v>jlgs", "é🙂 = no;\né🙂 = on;\n", f"é🙂 = {filled};\né🙂 = {filled};\n"),
+        # The selection before is none of the command's business.
+        ("jwwwve<Esc>gg:Infill fill<CR>", "no\né🙂 = no;\n", "no\né🙂 = no;\n"),
+    ):
+        neovim.nvim.current.buffer[:] = before.splitlines()
+        neovim.nvim.command("set selection=inclusive | messages clear")
+        neovim.keys(f"gg0{keys}")
+        done = "nothing to write" if before == after else "filling"
+        wait_for(lambda d=done: d in neovim.messages, "word of the fill")
+        wait_for(lambda a=after: neovim.lines == a.splitlines(), f"fill by {keys}", seen=lambda: neovim.lines)
+    assert neovim.save().decode() == after
+
+
+@both_versions
+def test_a_preview_takes_no_key_of_who_types_elsewhere(open_file: OpenFile) -> None:
+    neovim = open_file(b"total = no\n", {"total = ": "price * count"})
+    neovim.keys("wwve:Infill fill<CR>i")
+    wait_for(lambda: "the cursor is elsewhere" in neovim.messages, "word of it", seen=lambda: neovim.messages)
+    neovim.keys("a")
+    wait_for(lambda: neovim.lines == ["total = ano"], "typed character", seen=lambda: neovim.lines)
+    neovim.keys("<Esc>")
+    neovim.nvim.command("setlocal nomodifiable | Infill fill")
+    assert "this buffer cannot be changed" in neovim.messages
+    assert "Error" not in neovim.messages
+
+
+#: What the server is told from now on, beside documents and requests.
+TOLD = """
+local client = vim.lsp.get_clients({ name = "infill_lsp" })[1]
+local notify = client.notify
+told = {}
+client.notify = function(self, method, params)
+  if not method:find("^textDocument") then
+    table.insert(told, { method, params })
+  end
+  return notify(self, method, params)
+end
+"""
+
+
+def test_a_switch_tells_the_server_what_changed_and_no_more(open_file: OpenFile) -> None:
+    neovim = open_file(b"total = \n", {"total = ": "price * count"})
+    neovim.lua(TOLD)
+    for command, enabled in (
+        ("off buffer", None),
+        ("on buffer", None),
+        ("off", False),
+        ("off", None),
+        ("off buffer", None),
+        ("toggle buffer", None),
+        ("snooze", None),
+        ("toggle", True),
+        ("on", None),
+    ):
+        neovim.nvim.command(f"Infill {command}")
+        told = neovim.lua("local all = told told = {} return all")
+        sent = [params["settings"]["infill"]["enabled"] for _, params in told]
+        assert sent == ([] if enabled is None else [enabled]), command
+    assert neovim.lua("return require('infill').statusline()").startswith("infill ")
+    neovim.keys("A")
+    neovim.wait_for_ghost("price * count")
+    for wrong in ("soon", "-1"):
+        with pytest.raises(pynvim.NvimError, match="snooze takes minutes"):
+            neovim.nvim.command(f"Infill snooze {wrong}")
+    assert neovim.ghost == "price * count"
+    neovim.nvim.command("Infill snooze 5 | Infill why")
+    assert "infill: snoozed" in neovim.messages
+    assert neovim.ghost == ""
+
+
+def test_whoever_closes_the_canvas_the_server_hears_of_it(open_file: OpenFile) -> None:
+    neovim = open_file(b"", {"total = ": "price * count"})
+    neovim.lua(TOLD)
+    for close in ("Infill canvas", "fclose!", "tabnew | Infill canvas | Infill canvas | tabclose"):
+        neovim.nvim.command("Infill canvas")
+        neovim.nvim.command(close)
+        told = neovim.lua("local all = told told = {} return all")
+        assert told[0] == ["infill/watch", {"canvas": True}]
+        assert told[-1] == ["infill/watch", {"canvas": False}], close
+        neovim.nvim.command("silent! fclose!")
+        neovim.lua("told = {}")
+
+
+def test_core_draws_nothing_beside_the_plugin(open_file: OpenFile) -> None:
+    def configuration(options: str) -> str:
+        return f"vim.lsp.inline_completion.enable()\n{on_the_runtimepath(options)}"  # For another server.
+
+    neovim = open_file(b"", {"total = ": "price * count"}, configuration=configuration)
+    neovim.keys("itotal = ")
+    neovim.wait_for_ghost("price * count")
+    neovim.lua("vim.wait(600) return true")  # Core waits 200 ms before it asks.
+    assert neovim.ghost == "price * count"
+
+
 def test_snoozed_or_off_it_is_silent_and_says_so(open_file: OpenFile) -> None:
     neovim = open_file(b"", {"total = ": "price * count"})
     for command, word in (("snooze 5", "snoozed"), ("off", "off")):
@@ -537,6 +642,7 @@ def test_snoozed_or_off_it_is_silent_and_says_so(open_file: OpenFile) -> None:
     wait_for(lambda: "infill: " in neovim.messages, "status")
     neovim.nvim.command("Infill why")
     assert neovim.nvim.funcs.getcompletion("Infill s", "cmdline") == ["snooze", "stats", "status"]
+    assert neovim.nvim.funcs.getcompletion("Inf snooze ", "cmdline") == ["5", "15", "60"]
     assert "Error" not in neovim.messages
 
 
@@ -789,6 +895,7 @@ def test_installed_by_a_clone_on_the_runtimepath(open_file: OpenFile, branch: st
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "-q", "-b", "neovim", branch, clone], check=True)
     assert {"doc", "lsp", "lua", "plugin"} <= {path.name for path in clone.iterdir()}
+    assert (clone / "LICENSE").read_bytes() == (REPOSITORY / "LICENSE").read_bytes()
     neovim = open_file(
         b"", {"total = ": "price * count"}, configuration=lambda options: on_the_runtimepath(options, clone)
     )
