@@ -15,10 +15,9 @@ from pathlib import Path
 
 from infill_engine.protocol import Explanation, InfillRequest, Piece, Recalled
 
-from infill_lsp import languages
 from infill_lsp.chunks import language_of
 from infill_lsp.client import EngineError
-from infill_lsp.core import Silence, Snapshot, Snippet
+from infill_lsp.core import Gap, Silence, Snapshot, Snippet
 from infill_lsp.documents import Document
 from infill_lsp.extraction import cut
 from infill_lsp.folders import SNIPPETS, workspace_name
@@ -57,16 +56,19 @@ class Place:
             raise ContextError(f"{text} is no place: give FILE:LINE:COL, such as app.py:12:5")
         return cls(os.path.abspath(path), int(line) - 1, int(column) - 1)
 
+    @property
+    def language(self) -> str:
+        """The file's own."""
+        return language_of(self.path) or self.path[self.path.rfind(".") + 1 :].lower()
+
     def snapshot(self) -> Snapshot:
         """The file with the cursor there. Raises `ContextError`."""
         try:
-            text = Path(self.path).read_text(encoding="utf-8", errors="replace")
+            text = Path(self.path).read_text(encoding="utf-8-sig", errors="replace")  # Editors count no BOM.
         except OSError as error:
             raise ContextError(f"{self.path} cannot be read: {error.strerror}") from None
-        ending = self.path[self.path.rfind(".") + 1 :]
-        language = language_of(self.path) or languages.name_of(ending)
-        document = Document(Path(self.path).as_uri(), language, 0, text)
-        snapshot = document.snapshot(self.row, self.column, "utf-32")
+        document = Document(Path(self.path).as_uri(), self.language, 0, text)
+        snapshot = document.snapshot(self.row, self.column, "utf-32", wait=True)
         if (snapshot.row, snapshot.column) != (self.row, self.column):
             raise ContextError(f"{self.path} has no line {self.row + 1} with {self.column} characters")
         return snapshot
@@ -82,8 +84,10 @@ def folder_of(path: str) -> str:
 def explain(place: Place, folder: str | None = None) -> str:
     """What is used at a place, as lines for people. Raises `ContextError`."""
     snapshot, root = place.snapshot(), os.path.realpath(folder or folder_of(place.path))
-    settings, silence = _settings(snapshot, Path(root).as_uri())
+    settings, silence = _settings(snapshot, place.language, Path(root).as_uri())
     gap = silence or cut(snapshot, "invoked")
+    if isinstance(gap, Gap):
+        gap = settings.silence_inside(gap.kind) or gap
     if isinstance(gap, Silence):
         return f"nothing is offered there: {gap.reason}"
     index = Index(root, exclude=settings.priming.exclude)
@@ -123,10 +127,10 @@ async def _asked(request: InfillRequest, settings: Settings) -> Explanation | st
         await engine.aclose()
 
 
-def _settings(snapshot: Snapshot, folder: str) -> tuple[Settings, Silence | None]:
+def _settings(snapshot: Snapshot, around: str, folder: str) -> tuple[Settings, Silence | None]:
     """What files say for the folder, and why nothing is offered in the document."""
     sources = Sources.of_files(folder)
-    return sources.effective(folder).settings, sources.silence(snapshot.uri, snapshot.language, "invoked")
+    return sources.effective(folder).settings, sources.silence(snapshot.uri, snapshot.language, "invoked", around)
 
 
 def _fill(index: Index) -> str:

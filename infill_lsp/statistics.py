@@ -46,7 +46,9 @@ class _Offer:
     uri: str
     row: int
     text: str
+    #: Whether it counts as offered, and as taken in part.
     counted: bool = False
+    partly: bool = False
     taken: int = 0
 
 
@@ -73,7 +75,9 @@ class Statistics:
         if not self.enabled:
             return
         known = self._offers.get(id)
-        self._offers[id] = _Offer(uri, row, text, counted=known is not None and known.counted)
+        self._offers[id] = _Offer(uri, row, text)
+        if known is not None:
+            self._offers[id].counted, self._offers[id].partly = known.counted, known.partly
         self._offers.move_to_end(id)
         if len(self._offers) > OPEN_OFFERS:
             self._offers.popitem(last=False)
@@ -102,8 +106,9 @@ class Statistics:
         units = offer.text.encode("utf-16-le", "surrogatepass")[: 2 * max(0, length)]
         taken = len(units.decode("utf-16-le", "ignore"))
         if taken > offer.taken:
-            if not offer.taken:
+            if not offer.partly:
                 self._count("partly")
+            offer.partly = True
             self._count("characters", taken - offer.taken)
             offer.taken = taken
 
@@ -186,7 +191,7 @@ def read(path: Path) -> dict[str, Counter[str]]:
     """The counts by day, the oldest first. Raises `sqlite3.Error` for what is no such database."""
     days: dict[str, Counter[str]] = {}
     if path.exists():
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5)) as connection:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5)) as connection:
             for day, name, count in connection.execute("SELECT day, name, count FROM counts ORDER BY day"):
                 days.setdefault(day, Counter())[name] = count
     return days

@@ -68,6 +68,33 @@ def test_where_nothing_is_offered_that_is_told(folder: Path) -> None:
     assert "nothing is offered there" in explain(Place(str(folder / "id_rsa"), 0, 0))
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "place", "setting"),
+    [
+        ("note.py", '"""Say\n\nmore\n"""\n', (2, 4), "comments = false"),
+        ("note.md", "```python\nx = 1\n```\n", (1, 4), "languages.markdown = false"),
+        ("note.vue", "<script>\nx = 1\n</script>\n", (1, 4), "languages.vue = false"),
+    ],
+)
+def test_what_is_switched_off_is_so_there_too(
+    folder: Path, name: str, text: str, place: tuple[int, int], setting: str
+) -> None:
+    (folder / name).write_text(text)
+    (folder / ".infill.toml").write_text(f"{setting}\n")
+    assert "switched off" in explain(Place(str(folder / name), *place))
+
+
+def test_columns_are_those_of_an_editor(folder: Path) -> None:
+    (folder / "bom.py").write_bytes(b"\xef\xbb\xbfx = 1\r\ny = 2\r\n")
+    snapshot = Place(str(folder / "bom.py"), 0, 5).snapshot()
+    assert (snapshot.head, snapshot.tail) == ("x = 1", "")
+
+
+def test_a_long_file_is_read_whole(folder: Path) -> None:
+    (folder / "long.py").write_text("def f(a):\n    return a\n" * 20_000 + '"""\nhere\n')
+    assert Place(str(folder / "long.py"), 40_001, 0).snapshot().tree is not None
+
+
 def test_a_folder_that_is_switched_off_has_no_snippets(folder: Path) -> None:
     (folder / ".infill.toml").write_text("priming.enabled = false\n")
     said = explain(Place(str(folder / "main.py"), 2, 12))

@@ -71,6 +71,9 @@ async def test_our_editors_say_what_they_draw_and_take_in_parts(home: Path) -> N
             editor.tell("infill/offered", {"id": id})
         editor.tell("infill/partiallyAccepted", {"id": id, "length": 3})
         editor.tell("infill/partiallyAccepted", {"id": id, "length": 8})
+        editor.edit((0, 7), (0, 7), "é𝔘first")
+        assert await editor.complete(0, 15, automatic=True)  # The rest, under the same id.
+        editor.tell("infill/partiallyAccepted", {"id": id, "length": 2})
         editor.tell("infill/accepted", {"id": id})
         editor.tell("infill/accepted", {"id": "no such"})
         for nonsense in (None, {}, {"id": []}, {"id": id, "length": "x"}, [1]):
@@ -141,6 +144,9 @@ def test_stats_are_a_command_line(home: Path) -> None:
     assert run() == "nothing was offered yet\n"
     add(database(), date.today(), {"offered": 1})
     assert date.today().isoformat() in run()
+    strange = home / "100% mine? yes#1"
+    add(strange / "statistics.sqlite", date.today(), {"offered": 1})
+    assert date.today().isoformat() in report(strange / "statistics.sqlite")
     database().write_text("no database" * 1000)
     assert run().count("\n") == 1
 
