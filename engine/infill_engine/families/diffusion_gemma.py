@@ -118,7 +118,8 @@ class Shape:
     compiled = False
 
     def context_bytes(self, before: int, behind: int, caching: Caching, itemsize: int) -> int:
-        tokens = min(before, self.positions) + 2 * (self.canvas + PAGE)  # while lengths are tried there are two
+        # While lengths are tried there are two canvases. The last page of each run, pieces of files too, is not full.
+        tokens = min(before, self.positions) + 2 * self.canvas + 8 * PAGE
         sizes = (2 * self.full.count(full) * kind.kv_heads * kind.head_size for full, kind in enumerate(self.kinds))
         return tokens * sum(sizes) * itemsize
 
