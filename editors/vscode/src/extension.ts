@@ -68,7 +68,10 @@ class Infill implements vscode.Disposable {
   }
 
   removeData(): Promise<void> {
-    return this.setup.removeData(() => this.server.stop());
+    return this.setup.removeData(async () => {
+      await this.server.endEngine();
+      await this.server.stop();
+    });
   }
 
   showLog(): void {
@@ -107,15 +110,30 @@ class Infill implements vscode.Disposable {
   }
 
   async statistics(): Promise<void> {
-    const text = await vscode.commands.executeCommand<string>('infill.server.stats');
-    await vscode.window.showTextDocument(this.previews.add(vscode.Uri.file('/Infill statistics'), text), { preview: true });
+    const text = await this.order<string>('infill.server.stats');
+    if (text !== undefined) {
+      await vscode.window.showTextDocument(this.previews.add(vscode.Uri.file('/Infill statistics'), text), { preview: true });
+    }
+  }
+
+  async restartEngine(): Promise<void> {
+    await this.order('infill.server.restartEngine');
   }
 
   async dispose(): Promise<void> {
     this.setup.dispose(); // First: a set-up that is under way would be waited for.
     await this.last;
     await this.server.stop();
-    [this.switches, this.previews, this.view, this.bar, this.log].forEach((part) => part.dispose());
+    [this.switches, this.fill, this.previews, this.view, this.bar, this.log].forEach((part) => part.dispose());
+  }
+
+  /** A command of the server's, which is there only while that runs. */
+  private async order<T>(command: string): Promise<T | undefined> {
+    if (!this.server.client?.isRunning()) {
+      void vscode.window.showWarningMessage(`Infill: the server is not running (${inWords(this.status)}).`);
+      return undefined;
+    }
+    return vscode.commands.executeCommand<T>(command);
   }
 
   private async start(): Promise<void> {
@@ -206,7 +224,7 @@ export function activate(context: vscode.ExtensionContext): void {
     'infill.why': () => infill.why(),
     'infill.statistics': () => infill.statistics(),
     'infill.restart': () => infill.restart(),
-    'infill.restartEngine': () => vscode.commands.executeCommand('infill.server.restartEngine'),
+    'infill.restartEngine': () => infill.restartEngine(),
     'infill.showLog': () => infill.showLog(),
     'infill.setUp': () => infill.setUp(),
     'infill.removeData': () => infill.removeData(),

@@ -3,7 +3,7 @@
 import * as vscode from 'vscode';
 import { LSPErrorCodes, ResponseError, WorkDoneProgress, type LanguageClient } from 'vscode-languageclient/node';
 
-import { closeComparison, type Previews } from './preview';
+import { compares, comparisons, type Previews } from './preview';
 
 interface Answer {
   version: number;
@@ -25,13 +25,20 @@ export interface Order {
 interface Proposal {
   document: vscode.TextDocument;
   version: number;
-  edits: vscode.TextEdit[];
+  edit: vscode.TextEdit;
   right: vscode.Uri;
 }
 
-export class Fill {
+export class Fill implements vscode.Disposable {
   private proposal: Proposal | undefined;
   private count = 0;
+  /** What nobody sees any more is not to be accepted. */
+  private readonly closing = vscode.window.tabGroups.onDidChangeTabs(({ closed }) => {
+    const right = this.proposal?.right;
+    if (right !== undefined && closed.some((tab) => compares(tab, right)) && comparisons(right).length === 0) {
+      void this.close();
+    }
+  });
 
   constructor(
     private readonly client: () => LanguageClient | undefined,
@@ -87,20 +94,30 @@ export class Fill {
     if (this.proposal === undefined) {
       return;
     }
-    const { document, version, edits } = this.proposal;
-    if (document.version === version) {
-      const edit = new vscode.WorkspaceEdit();
-      edit.set(document.uri, edits);
-      await vscode.workspace.applyEdit(edit);
+    const { document, version, edit } = this.proposal;
+    const isAsItWas = document.version === version;
+    if (isAsItWas) {
+      const all = new vscode.WorkspaceEdit();
+      all.set(document.uri, [edit]);
+      await vscode.workspace.applyEdit(all);
     } else {
       void vscode.window.showWarningMessage('Infill: the document has changed since, and nothing was written. Ask again.');
     }
     await this.close();
-    await vscode.window.showTextDocument(document);
+    const editor = await vscode.window.showTextDocument(document);
+    if (isAsItWas) {
+      const end = endOf(edit); // What was selected is gone: the editor would keep as much of the new text selected.
+      editor.selection = new vscode.Selection(end, end);
+      editor.revealRange(editor.selection);
+    }
   }
 
   async reject(): Promise<void> {
     await this.close();
+  }
+
+  dispose(): void {
+    this.closing.dispose();
   }
 
   private async close(): Promise<void> {
@@ -108,7 +125,7 @@ export class Fill {
     this.proposal = undefined;
     await vscode.commands.executeCommand('setContext', 'infill.hasProposal', false);
     if (proposal !== undefined) {
-      await closeComparison(proposal.right);
+      await vscode.window.tabGroups.close(comparisons(proposal.right));
     }
   }
 
@@ -162,9 +179,11 @@ export class Fill {
         edit.replace(document.uri, range, newText, { needsConfirmation: true, label });
       });
       await vscode.workspace.applyEdit(edit, { isRefactoring: true });
-    } else if (edits.length === 1) {
-      const right = this.previews.add(document.uri, applied(document, edits));
-      this.proposal = { document, version: document.version, edits, right };
+    } else if (edits[0] !== undefined) {
+      const [edit] = edits;
+      await this.close(); // The one before: its buttons would accept this one.
+      const right = this.previews.add(document.uri, applied(document, edit));
+      this.proposal = { document, version: document.version, edit, right };
       await vscode.commands.executeCommand('setContext', 'infill.hasProposal', true);
       const name = document.uri.path.split('/').pop() ?? '';
       await this.previews.compare(document.uri, right, `${name}: what Infill would write`);
@@ -172,12 +191,17 @@ export class Fill {
   }
 }
 
-/** The document's text with the edits, which do not overlap, in it. */
-function applied(document: vscode.TextDocument, edits: readonly vscode.TextEdit[]): string {
-  const last = edits.toSorted((a, b) => b.range.start.compareTo(a.range.start));
-  return last.reduce((text, { range, newText }) => {
-    return text.slice(0, document.offsetAt(range.start)) + newText + text.slice(document.offsetAt(range.end));
-  }, document.getText());
+/** The document's text with the edit in it. */
+function applied(document: vscode.TextDocument, { range, newText }: vscode.TextEdit): string {
+  const text = document.getText();
+  return text.slice(0, document.offsetAt(range.start)) + newText + text.slice(document.offsetAt(range.end));
+}
+
+/** Where the text of an edit ends, once it is written. */
+function endOf({ range: { start }, newText }: vscode.TextEdit): vscode.Position {
+  const lines = newText.split(/\r\n|\n/);
+  const last = lines.at(-1)?.length ?? 0;
+  return lines.length === 1 ? start.translate(0, last) : new vscode.Position(start.line + lines.length - 1, last);
 }
 
 function asRange({ start, end }: { start: Place; end: Place }): vscode.Range {

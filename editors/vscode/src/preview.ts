@@ -32,9 +32,12 @@ export class Previews implements vscode.TextDocumentContentProvider, vscode.Disp
   }
 }
 
-/** Closes the comparison that shows `right`. */
-export async function closeComparison(right: vscode.Uri): Promise<void> {
-  const tabs = vscode.window.tabGroups.all.flatMap((group) => group.tabs);
-  const ours = tabs.filter(({ input }) => input instanceof vscode.TabInputTextDiff && input.modified.toString() === right.toString());
-  await vscode.window.tabGroups.close(ours);
+/** Whether a tab is the comparison that shows `right`. */
+export function compares({ input }: vscode.Tab, right: vscode.Uri): boolean {
+  return input instanceof vscode.TabInputTextDiff && input.modified.toString() === right.toString();
+}
+
+/** The tabs that show `right` in a comparison. */
+export function comparisons(right: vscode.Uri): vscode.Tab[] {
+  return vscode.window.tabGroups.all.flatMap(({ tabs }) => tabs.filter((tab) => compares(tab, right)));
 }
