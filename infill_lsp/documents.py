@@ -250,24 +250,33 @@ def _embedded(language: str, tree: Tree, lines: tuple[str, ...], row: int, colum
     injections = {injection.node: injection for injection in languages.of(language).injections}
     if not injections:
         return None
+    by_tag = {injection.tag: injection for injection in injections.values() if injection.tag}
     point = row, len(_utf8([lines[row][:column]]))
-    # At the end of the text the smallest node at a point is the whole one; with the line end before it, it is not.
-    before = (row - 1, len(_bytes(lines, row - 1))) if row and not column else point
+    # At the end of the text the smallest node at a point is the whole one; with the character before it, it is not.
+    before = row, len(_utf8([lines[row][: max(column - 1, 0)]]))
+    if row and not column:
+        before = row - 1, len(_bytes(lines, row - 1))
     for start in (point, before):
         node = tree.root_node.descendant_for_point_range(start, point)
         while node is not None:
-            if node.type in injections:
-                found = _content(node, injections[node.type], lines)
+            injection, children = injections.get(node.type), node.children if node.is_named else []
+            if node.type == "ERROR" and [child.type for child in children[-2:]] == ["start_tag", "raw_text"]:
+                children = children[-2:]
+                tag = re.match(r"<([\w-]+)", lines[children[0].start_point.row][_column(lines, children[0]) :])
+                injection = by_tag.get(tag[1].lower()) if tag else None
+            if injection is not None:
+                found = _content(node, children, injection, lines)
                 if found.piece[0] <= point <= found.piece[1]:
                     return found
             node = node.parent
     return None
 
 
-def _content(node: Node, injection: Injection, lines: tuple[str, ...]) -> _Embedded:
-    """What stands between the opening and the closing of a node; on lines of its own, where those are."""
-    opening = list(takewhile(lambda child: child.type in injection.opening, node.children))
-    rest = node.children[len(opening) :]
+def _content(node: Node, children: Sequence[Node], injection: Injection, lines: tuple[str, ...]) -> _Embedded:
+    """What stands between the opening and the closing of a node, which are among these of its children; on lines of its
+    own, where those are."""
+    opening = list(takewhile(lambda child: child.type in injection.opening, children))
+    rest = children[len(opening) :]
     closing = next((child for child in reversed(rest) if child.type in injection.closing), None)
     start: Point = (
         opening[-1].end_point if opening else (node.start_point.row, len(_bytes(lines, node.start_point.row)))
@@ -282,9 +291,14 @@ def _content(node: Node, injection: Injection, lines: tuple[str, ...]) -> _Embed
             end = end[0] - 1, len(_bytes(lines, end[0] - 1))
     if above < node.end_point.row and not _bytes(lines, above)[start[1] :].strip():
         start = above + 1, 0
-    header = "\n".join(lines[node.start_point.row : above + 1])
+    header = "\n".join(lines[(opening[0] if opening else node).start_point.row : above + 1])
     named = re.search(injection.named, header) if injection.named else None
     return _Embedded(languages.lsp_id(named["id"]) if named else injection.default or "plaintext", (start, end))
+
+
+def _column(lines: Sequence[str], node: Node) -> int:
+    """The code point that a node begins at in its line."""
+    return len(_bytes(lines, node.start_point.row)[: node.start_point.column].decode("utf-8", "surrogatepass"))
 
 
 def reparsed(tree: Tree, old: tuple[str, ...], new: tuple[str, ...]) -> Tree | None:

@@ -35,6 +35,8 @@ class Injection:
     #: What finds the language's id in the text of the opening (the group `id`), and the one without it ("": none).
     named: str = ""
     default: str = ""
+    #: The name of the tag that begins it, by which it is known while that has no end yet.
+    tag: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -409,6 +411,7 @@ LANGUAGES: dict[str, Language] = {
                 closing=_set("end_tag"),
                 named=_SCRIPT,
                 default="javascript",
+                tag="script",
             ),
             Injection(
                 node="style_element",
@@ -416,6 +419,7 @@ LANGUAGES: dict[str, Language] = {
                 closing=_set("end_tag"),
                 named=_SCRIPT,
                 default="css",
+                tag="style",
             ),
         ),
     ),
