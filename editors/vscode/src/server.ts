@@ -5,6 +5,7 @@ import * as vscode from 'vscode';
 import {
   CloseAction,
   ErrorAction,
+  ExecuteCommandRequest,
   LanguageClient,
   MessageType,
   ShowMessageNotification,
@@ -15,12 +16,16 @@ import {
   type StaticFeature,
 } from 'vscode-languageclient/node';
 
+import { sayProblem } from './problems';
 import { Restarts } from './restarts';
 import { serverSettings } from './settings';
 import type { ServerStatus } from './status';
 import type { Refresh } from './suggestions';
 
 const documents = [{ scheme: 'file' }, { scheme: 'untitled' }, { scheme: 'vscode-notebook-cell' }];
+
+/** How long a server may take to hear of a setting, and how often it is asked. */
+const [patienceMs, pollMs] = [5_000, 100];
 
 /** What `infill/canvas` brings: one step of the canvas. */
 export interface Frame {
@@ -98,6 +103,20 @@ export class Server {
     this.current = undefined;
     // A client that never came up cannot be stopped, and has nothing left to stop.
     await client?.dispose().catch((error: unknown) => this.log.warn(String(error)));
+  }
+
+  /** Ends the engine, unless it runs elsewhere. None follows where the server is told that all is off. */
+  async endEngine(): Promise<void> {
+    if (vscode.workspace.getConfiguration('infill').get('engine.address') !== '') {
+      return;
+    }
+    await this.settingsChanged();
+    for (let ms = 0; ms < patienceMs && ![undefined, 'off'].includes((await this.status(undefined))?.state); ms += pollMs) {
+      await sleep(pollMs);
+    }
+    await this.current?.sendRequest(ExecuteCommandRequest.type, { command: 'infill.server.restartEngine' }).catch((error: unknown) => {
+      this.log.warn(`the engine does not stop: ${String(error)}`);
+    });
   }
 
   /** Tells a running server that settings changed: it asks for them. */
@@ -180,25 +199,17 @@ export class Server {
   private failed(problem: string): void {
     this.log.error(problem);
     this.listener.status({ state: 'error', message: problem });
-    void offer(`Infill: ${problem}`, 'Start again', 'infill.restart');
+    void sayProblem(`Infill: ${problem}`, 'Start again', 'infill.restart');
   }
 
   /** What the server says to people; where something does not work, with what can be done. */
   private say({ type, message }: ShowMessageParams): void {
     if (type === MessageType.Error) {
-      void offer(message, 'Restart engine', 'infill.restartEngine');
+      void sayProblem(message, 'Restart engine', 'infill.restartEngine');
     } else if (type === MessageType.Warning) {
       void vscode.window.showWarningMessage(message);
     } else {
       void vscode.window.showInformationMessage(message);
     }
-  }
-}
-
-async function offer(problem: string, cure: string, command: string): Promise<void> {
-  const log = 'Show log';
-  const chosen = await vscode.window.showErrorMessage(problem, cure, log);
-  if (chosen !== undefined) {
-    await vscode.commands.executeCommand(chosen === cure ? command : 'infill.showLog');
   }
 }

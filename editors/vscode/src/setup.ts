@@ -20,6 +20,7 @@ import {
   type Tool,
   type Variant,
 } from './installer';
+import { sayProblem } from './problems';
 import { Failed, run } from './processes';
 import { onPath } from './program';
 import { choose, names, NoPython } from './python';
@@ -63,6 +64,9 @@ export class Setup implements vscode.Disposable {
 
   /** What the server is told beside the settings that a person made: where the engine is, or that there is none yet. */
   get settings(): { enabled?: false; engine?: { python: string } } {
+    if (this.removed) {
+      return { enabled: false };
+    }
     if (chosen('server.path') !== '' || isElsewhere() || this.environments === undefined) {
       return {};
     }
@@ -72,13 +76,13 @@ export class Setup implements vscode.Disposable {
 
   /** The first stage: the server's program, made where it is missing; undefined where that failed, which was said. */
   async server(): Promise<string | undefined> {
+    if (this.removed) {
+      return undefined;
+    }
     const path = chosen('server.path');
     if (path !== '') {
       this.say(undefined);
       return path;
-    }
-    if (this.removed) {
-      return undefined;
     }
     try {
       const { server } = await this.open();
@@ -125,7 +129,7 @@ export class Setup implements vscode.Disposable {
 
   /** Removes what the extension, the server and the engine keep, after a person saw how much it is.
    *
-   * stop: ends the server. */
+   * stop: ends the server, and the engine that it uses. */
   async removeData(stop: () => Promise<void>): Promise<void> {
     if (this.status?.state === 'fetching') {
       void vscode.window.showWarningMessage('Infill: a set-up is under way. Cancel it, or wait for its end, and try again.');
@@ -374,14 +378,7 @@ export class Setup implements vscode.Disposable {
     const reason = name === 'AbortError' ? 'it was stopped' : message;
     this.log.error(`${what}: ${reason}`);
     this.say({ state: 'error', message: reason });
-    const [again, log] = ['Retry', 'Show log'];
-    void vscode.window.showErrorMessage(`${what}: ${reason}`, again, log).then(async (answer) => {
-      if (answer === again) {
-        await vscode.commands.executeCommand('infill.setUp');
-      } else if (answer === log) {
-        this.log.show();
-      }
-    });
+    void sayProblem(`${what}: ${reason}`, 'Retry', 'infill.setUp');
   }
 
   private say(status: ServerStatus | undefined): void {

@@ -35,7 +35,8 @@ type Next = Parameters<NonNullable<Middleware['provideInlineCompletionItems']>>[
 type Answer = vscode.InlineCompletionItem[] | vscode.InlineCompletionList | null | undefined;
 
 export class Suggestions {
-  private shown: Shown | undefined;
+  /** What was answered last, the one first that is drawn first: a person may go on to another. */
+  private shown: Shown[] = [];
   private last: Shown | undefined;
   /** The last suggestion is to be the answer to the next question. */
   private again: Shown | undefined;
@@ -93,16 +94,18 @@ export class Suggestions {
 
   /** Accepts a part by the editor's own command, and tells how much is taken by now. */
   async acceptPart(part: 'Word' | 'Line'): Promise<void> {
-    const shown = this.shown;
+    const before = this.shown;
     await vscode.commands.executeCommand(`editor.action.inlineSuggest.acceptNext${part}`);
     const editor = vscode.window.activeTextEditor;
-    if (shown === undefined || editor?.document.uri.toString() !== shown.uri.toString()) {
-      return;
-    }
-    const written = editor.document.getText(new vscode.Range(shown.start, editor.selection.active));
-    const length = takenLength(shown.text, written);
-    if (length > shown.replaced.length) {
-      await this.tell('infill/partiallyAccepted', { id: shown.id, length });
+    for (const { id, text, uri, start, replaced } of before) {
+      if (editor?.document.uri.toString() !== uri.toString()) {
+        continue;
+      }
+      const length = takenLength(text, editor.document.getText(new vscode.Range(start, editor.selection.active)));
+      if (length > replaced.length) {
+        await this.tell('infill/partiallyAccepted', { id, length });
+        return;
+      }
     }
   }
 
@@ -142,34 +145,29 @@ export class Suggestions {
     const start = position.translate(0, last.start.character - last.cursor.character);
     const range = new vscode.Range(start, start.translate(0, last.replaced.length));
     const accepted = { title: 'accepted', command: 'infill.server.accepted', arguments: [last.id] };
-    this.shown = { ...last, start };
+    this.shown = [{ ...last, start }];
     return [new vscode.InlineCompletionItem(last.text, range, accepted)];
   }
 
   private note(document: vscode.TextDocument, position: vscode.Position, answer: Answer): void {
     const items = Array.isArray(answer) ? answer : (answer?.items ?? []);
-    const [item] = items;
-    const id: unknown = item?.command?.arguments?.[0];
-    if (item === undefined || typeof item.insertText !== 'string' || typeof id !== 'string') {
-      this.shown = undefined;
+    const before = document.getText();
+    this.shown = items.flatMap(({ command, insertText, range = new vscode.Range(position, position) }) => {
+      const id: unknown = command?.arguments?.[0];
+      const place = { uri: document.uri, start: range.start, replaced: document.getText(range), document: before, cursor: position };
+      return typeof id === 'string' && typeof insertText === 'string' ? [{ id, text: insertText, ...place }] : [];
+    });
+    const [first] = this.shown;
+    if (first === undefined) {
       return;
     }
-    const range = item.range ?? new vscode.Range(position, position);
-    this.shown = this.last = {
-      id,
-      text: item.insertText,
-      uri: document.uri,
-      start: range.start,
-      replaced: document.getText(range),
-      document: document.getText(),
-      cursor: position,
-    };
+    this.last = first;
     const { version } = document;
     // After the editor had its turn to draw.
     setTimeout(() => {
       const editor = vscode.window.activeTextEditor;
       if (editor?.document === document && document.version === version && editor.selection.active.isEqual(position)) {
-        void this.tell('infill/offered', { id });
+        void this.tell('infill/offered', { id: first.id });
       }
     });
   }
