@@ -453,7 +453,7 @@ def test_nothing_is_shown_while_a_macro_is_recorded_so_that_it_replays(open_file
 
 
 #: What is typed, and the text that is shown then: with tabs in the cursor's line, and below it.
-TABS_HERE, TABS_BELOW = ("z" * 90 + " = ", "price\t* count"), ("go {", "\n\ta\t= 1\n\treturn a")
+TABS_HERE, TABS_BELOW = ("z" * 90 + " = ", "price\t* count"), ("go {", "\n\t\ta\t= 1\n\t\treturn a")
 
 #: Settings of windows and buffers in which text looks different from what it is.
 LOOKS = {
@@ -462,7 +462,6 @@ LOOKS = {
     "rightleft": TABS_BELOW,
     "tabstop=3": TABS_HERE,
     "vartabstop=5,2": TABS_BELOW,
-    "foldmethod=indent foldlevel=0": TABS_BELOW,
     "virtualedit=all textwidth=20": TABS_HERE,
 }
 
@@ -530,7 +529,7 @@ def test_what_is_filled_is_what_was_selected(open_file: OpenFile) -> None:
         ("www<C-v>jl:Infill fill<CR>", "é🙂 = no;\né🙂 = on;\n", f"é🙂 = {filled};\né🙂 = {filled};\n"),
         ("www<C-v>jlgs", "é🙂 = no;\né🙂 = on;\n", f"é🙂 = {filled};\né🙂 = {filled};\n"),
         # The selection before is none of the command's business.
-        ("jwwwve<Esc>gg:Infill fill<CR>", "no\né🙂 = no;\n", "no\né🙂 = no;\n"),
+        ("wwwve<Esc>:Infill fill<CR>", "é🙂 = no;\n", "é🙂 = no;\n"),
     ):
         neovim.nvim.current.buffer[:] = before.splitlines()
         neovim.nvim.command("set selection=inclusive | messages clear")
@@ -941,11 +940,13 @@ def test_installed_by_lazy_nvim(open_file: OpenFile, branch: str, other_plugins:
 def test_accepting_several_lines_is_one_change_that_dot_repeats(open_file: OpenFile) -> None:
     body = "\n    if w < h:\n        w = h\n    return w"
     neovim = open_file(b"def area(w, h)\n\n\ndef edge(w, h)\n", {"h):": body})
+    neovim.nvim.command("setlocal foldmethod=indent foldlevel=0")
     neovim.keys("A:")
     neovim.wait_for_ghost(body)
     neovim.keys("<Tab>")
     wait_for(lambda: len(neovim.lines) == 7, "accepted text", seen=lambda: neovim.lines)
     assert neovim.cursor == (3, len("    return w"))
+    assert neovim.nvim.funcs.foldclosed(".") == -1, "what was accepted is seen"
     neovim.keys("<Esc>G.")
     wait_for(lambda: len(neovim.lines) == 10, "repeated text", seen=lambda: neovim.lines)
     both = f"def area(w, h):{body}\n\n\ndef edge(w, h):{body}\n"

@@ -464,8 +464,7 @@ function M.attach(client, buf)
     vim.lsp.inline_completion.enable(false, { client_id = client.id })
   end
   local group = vim.api.nvim_create_augroup("infill.presenter." .. buf, {})
-  -- Writing counts as a change: the answer that was under way is not taken any more.
-  vim.api.nvim_create_autocmd({ "InsertEnter", "TextChangedI", "TextChangedP", "BufWritePost" }, {
+  vim.api.nvim_create_autocmd({ "InsertEnter", "TextChangedI", "TextChangedP" }, {
     group = group,
     buffer = buf,
     desc = "Ask for what could stand here, unless what is shown still fits",
