@@ -54,6 +54,8 @@ _ENDINGS = {
 }
 #: Files without an ending.
 _FILES = {"makefile": "make", "gnumakefile": "make", "rakefile": "ruby", "gemfile": "ruby"}
+#: Endings that editors have a language id for, and the table has as another language.
+_OWN_IDS = frozenset({"jsonc", "svelte", "vue"})
 #: What also stands above a definition and belongs to it, where the grammar has it.
 _ATTRIBUTES = ("attribute_item", "decorator", "annotation")
 #: Lines of comments above a definition that belong to it.
@@ -104,6 +106,12 @@ def language_of(path: str) -> str:
     _, dot, ending = name.rpartition(".")
     language = _ENDINGS.get(ending, languages.name_of(ending)) if dot else _FILES.get(name, "")
     return language if languages.of(language).definitions else ""
+
+
+def language_id(path: str) -> str:
+    """What an editor calls the language of a file of this name."""
+    ending = path[path.rfind(".") + 1 :].lower()
+    return ending if ending in _OWN_IDS else languages.lsp_id(language_of(path) or ending)
 
 
 def cut(text: str, language: str) -> list[Chunk]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from infill_engine.protocol import Explanation, InfillRequest, Piece, Recalled
 
-from infill_lsp.chunks import language_of
+from infill_lsp.chunks import language_id
 from infill_lsp.client import EngineError
 from infill_lsp.core import Gap, Silence, Snapshot, Snippet
 from infill_lsp.documents import Document
@@ -59,7 +59,7 @@ class Place:
     @property
     def language(self) -> str:
         """The file's own."""
-        return language_of(self.path) or self.path[self.path.rfind(".") + 1 :].lower()
+        return language_id(self.path)
 
     def snapshot(self) -> Snapshot:
         """The file with the cursor there. Raises `ContextError`."""

@@ -21,8 +21,7 @@ import msgspec
 from infill_engine.protocol import InfillRequest
 from lsprotocol import types
 
-from infill_lsp import languages
-from infill_lsp.chunks import language_of
+from infill_lsp.chunks import language_id
 from infill_lsp.client import EngineClient, EngineError
 from infill_lsp.context import folder_of
 from infill_lsp.core import Filled, Site, Snapshot, Span
@@ -137,8 +136,7 @@ def _read(path: Path) -> tuple[bytes, Document]:
         raise PatchError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise PatchError(f"{path} is not UTF-8") from None
-    language = language_of(path.name) or languages.name_of(path.suffix[1:])
-    return raw, Document(path.resolve().as_uri(), language, 0, text)
+    return raw, Document(path.resolve().as_uri(), language_id(path.name), 0, text)
 
 
 def _settings(document: Document, root: str) -> Settings:

@@ -12,7 +12,7 @@ from infill_engine import process, protocol
 from infill_engine.protocol import InfillRequest, Snippet
 from infill_engine.top import Reading
 
-from infill_lsp import cli, context, priming
+from infill_lsp import cli, context, documents, priming
 from infill_lsp.client import EngineClient
 from infill_lsp.context import ContextError, Place, explain, folder_of
 from infill_lsp.suggestions import document_name
@@ -100,6 +100,32 @@ def test_a_folder_that_is_switched_off_has_no_snippets(folder: Path) -> None:
     said = explain(Place(str(folder / "main.py"), 2, 12))
     assert "priming.enabled is off" in said
     assert "shape.py" not in said
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "settings"),
+    [
+        ("a.py", "x = 1  # see above\n", "comments = false"),
+        ("a.py", "x = 1; y = 'see above'\n", "strings = false"),
+        ("a.sh", "echo one; echo two\n", "languages = {shellscript = false}"),
+        ("a.vue", "<script>\nlet x = 1\n</script>\n", "languages = {vue = false}"),
+    ],
+)
+def test_what_is_switched_off_is_told(folder: Path, name: str, text: str, settings: str) -> None:
+    place = Place(str(folder / name), 1 if name == "a.vue" else 0, 9 if name == "a.vue" else 18)
+    (folder / name).write_text(text)
+    assert "nothing is offered there" not in explain(place)
+    (folder / ".infill.toml").write_text(settings)
+    assert "nothing is offered there: completions are switched off" in explain(place)
+
+
+def test_a_place_is_read_as_an_editor_has_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a BOM, and with the tree however long its parse takes."""
+    monkeypatch.setattr(documents, "FIRST_PARSE_S", 0.0)
+    (folder / "main.py").write_bytes(b"\xef\xbb\xbfx = (1)\r\ny = 2\r\n")
+    snapshot = Place(str(folder / "main.py"), 0, 7).snapshot()
+    assert snapshot.lines == ("x = (1)", "y = 2", "")
+    assert snapshot.tree is not None
 
 
 @pytest.mark.process

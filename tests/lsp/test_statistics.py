@@ -123,6 +123,12 @@ def test_what_is_retained_is_between_nothing_and_all(text: str, now: str) -> Non
     assert retained(text, f"x\n{text}\ny") == whole
 
 
+def test_the_counts_may_lie_in_any_folder(tmp_path: Path) -> None:
+    path = tmp_path / "what? #1 100%20" / "s.sqlite"
+    add(path, date.today(), {"offered": 4})
+    assert date.today().isoformat() in report(path)
+
+
 def test_days_add_up_and_old_ones_go(tmp_path: Path) -> None:
     path, today = tmp_path / "new" / "s.sqlite", date.today()
     add(path, today - timedelta(statistics.KEPT_DAYS + 1), {"offered": 9})
