@@ -18,6 +18,8 @@ interface Place {
 /** The argument of the server's command `infill.server.fill`, which its code actions carry. */
 export interface Order {
   uri: string;
+  /** The document's, which the ranges are of. */
+  version: number;
   ranges: { start: Place; end: Place }[];
   mode: 'selection' | 'holes';
 }
@@ -70,7 +72,7 @@ export class Fill implements vscode.Disposable {
       return;
     }
     const edits = await this.ask(editor.document, [...editor.selections], 'selection');
-    await editor.edit((builder) => {
+    const isWritten = await editor.edit((builder) => {
       for (const { range, newText } of edits) {
         if (range.isEmpty) {
           builder.insert(range.start, newText);
@@ -79,14 +81,17 @@ export class Fill implements vscode.Disposable {
         }
       }
     });
+    if (!isWritten && edits.length > 0) {
+      sayThatItChanged();
+    }
   }
 
   /** What a code action of the server asks for. */
-  async ordered({ uri, ranges, mode }: Order): Promise<void> {
+  async ordered({ uri, version, ranges, mode }: Order): Promise<void> {
     const client = this.client();
     if (client !== undefined) {
       const document = await vscode.workspace.openTextDocument(client.protocol2CodeConverter.asUri(uri));
-      await this.offer(document, await this.ask(document, ranges.map(asRange), mode));
+      await this.offer(document, await this.ask(document, ranges.map(asRange), mode, version));
     }
   }
 
@@ -101,7 +106,7 @@ export class Fill implements vscode.Disposable {
       all.set(document.uri, [edit]);
       await vscode.workspace.applyEdit(all);
     } else {
-      void vscode.window.showWarningMessage('Infill: the document has changed since, and nothing was written. Ask again.');
+      sayThatItChanged();
     }
     await this.close();
     const editor = await vscode.window.showTextDocument(document);
@@ -130,13 +135,18 @@ export class Fill implements vscode.Disposable {
   }
 
   /** The edits, at the document's version of now; empty where there are none, which has been said then. */
-  private async ask(document: vscode.TextDocument, ranges: vscode.Range[], mode: Order['mode']): Promise<vscode.TextEdit[]> {
+  private async ask(
+    document: vscode.TextDocument,
+    ranges: vscode.Range[],
+    mode: Order['mode'],
+    version = document.version,
+  ): Promise<vscode.TextEdit[]> {
     const client = this.client();
     if (!client?.isRunning()) {
       void vscode.window.showWarningMessage('Infill: the server is not running.');
       return [];
     }
-    const textDocument = { uri: client.code2ProtocolConverter.asUri(document.uri), version: document.version };
+    const textDocument = { uri: client.code2ProtocolConverter.asUri(document.uri), version };
     const places = ranges.map((range) => client.code2ProtocolConverter.asRange(range));
     const options = { location: vscode.ProgressLocation.Notification, title: 'Infill: fill', cancellable: true };
     try {
@@ -189,6 +199,10 @@ export class Fill implements vscode.Disposable {
       await this.previews.compare(document.uri, right, `${name}: what Infill would write`);
     }
   }
+}
+
+function sayThatItChanged(): void {
+  void vscode.window.showWarningMessage('Infill: the document has changed since, and nothing was written. Ask again.');
 }
 
 /** The document's text with the edit in it. */
