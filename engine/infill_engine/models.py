@@ -299,8 +299,12 @@ def _codec(checkpoint: Checkpoint, home: Path, kind: str, report: Report) -> Jso
         return JsonCodec.read(home, rows)
     if (own := checkpoint.tokenizer) is not None:
         tokens, merges, added = own
-        named_ = [{"id": i, "content": tokens[i]} for i in sorted(added)]
-        return JsonCodec(qwen2_description({piece: i for i, piece in enumerate(tokens)}, merges, named_), rows)
+        try:
+            named_ = [{"id": i, "content": tokens[i]} for i in sorted(added)]
+            return JsonCodec(qwen2_description({piece: i for i, piece in enumerate(tokens)}, merges, named_), rows)
+        except (ValueError, KeyError, IndexError) as error:
+            line = " ".join(str(error).split())
+            raise ModelError(f"the tokenizer in {checkpoint.path} cannot be read ({line}): download it again") from None
     model = alike(kind, parameters(checkpoint))
     if model is None:
         raise ModelError(f"{checkpoint.path} has no tokenizer that is read: put the model's tokenizer.json beside it")

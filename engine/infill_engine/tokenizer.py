@@ -337,6 +337,8 @@ class JsonCodec:
         from tokenizers import Tokenizer
 
         model, added = description["model"], list(description.get("added_tokens") or ())
+        if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+            raise ValueError("it marks where words go on or end")  # of some such the library ends the process
         #: The ids by name of added tokens, but for those that are text.
         self.added: dict[str, int] = {one["content"]: one["id"] for one in added if one["content"] not in texts}
         #: The ids of special tokens by the names that a config.json has for them, where the folder says so.
@@ -346,9 +348,12 @@ class JsonCodec:
         vocabulary = {piece: i for piece, i in pieces.items() if piece not in self.added}
         merges = [(left, right) for left, right in _merges(model) if {left, right, left + right} <= vocabulary.keys()]
         plain = {**description, "added_tokens": kept, "model": model | {"vocab": vocabulary, "merges": merges}}
-        self._tokenizer = Tokenizer.from_str(
-            json.dumps(plain | {"post_processor": None, "truncation": None, "padding": None})
-        )
+        try:
+            self._tokenizer = Tokenizer.from_str(
+                json.dumps(plain | {"post_processor": None, "truncation": None, "padding": None})
+            )
+        except Exception as error:  # the library raises nothing more exact
+            raise ValueError(str(error)) from None
         ids = set(self.added.values())
         self.tokens = [b""] * max(vocab, 1 + max([*pieces.values(), *ids], default=-1))
         for piece, i in vocabulary.items():

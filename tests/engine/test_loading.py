@@ -119,6 +119,10 @@ def test_a_gguf_files_own_tokenizer_is_the_folders(folder: Path, tmp_path: Path)
         assert own.encode(text) == whole.encode(text)
     assert own.tokens[:300] == whole.tokens[:300]
     assert len(own.tokens) == ROWS
+    spoilt = opened(path)
+    spoilt.file.facts["tokenizer.ggml.tokens"][70] = "\u068a"  # which stands for no byte
+    with pytest.raises(ModelError, match=r"the tokenizer in .*it\.gguf cannot be read \(.*\): download it again"):
+        models._codec(spoilt, path.parent, "DreamModel", quiet)
 
 
 def test_names_of_published_gguf_files_are_those_of_the_gguf_package() -> None:

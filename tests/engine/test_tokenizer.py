@@ -409,6 +409,8 @@ def test_a_folder_has_either_kind(pieces, tmp_path):
     [
         (lambda found: found["model"]["vocab"].pop("<0x41>"), "it has only 255 of 256 bytes"),
         (lambda found: found.update(normalizer=None), "does not say how spaces are written"),
+        (lambda found: found["model"].update(continuing_subword_prefix="x"), "it marks where words go on or end"),
+        (lambda found: found.update(decoder={"type": "none"}), "cannot be read"),
     ],
 )
 def test_what_is_wrong_with_a_vocabulary_over_characters_is_said_in_a_line(pieces, tmp_path, change, told):
