@@ -25,15 +25,16 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from journeys import REPOSITORY, TOOLS, Engine, is_running, wait_for
+from journeys import REPOSITORY, TOOLS, Engine, is_running, program, wait_for
 from packaging.requirements import Requirement
-from vscode import MARKS, Profile, Window, free_port
+from vscode import MARKS, Profile, Window, extension, free_port
 
 pytestmark = MARKS
 
 CONSTRAINTS = REPOSITORY / "constraints.txt"
 #: The Python beneath the virtual environment of the tests: what anybody has.
 PYTHON = sys._base_executable  # type: ignore[attr-defined]
+UV = "uv==0.9.13"
 OFFER, NOT_INSTALLED = "Infill needs its engine", "the engine is not installed"
 
 
@@ -51,6 +52,16 @@ def wheels() -> Path:
         subprocess.run([*pip, *wanted], check=True)
         stamp.touch()
     return folder
+
+
+@pytest.fixture(scope="session")
+def uv() -> Path:
+    """The folder with uv in it."""
+    folder = TOOLS / "uv"
+    if not (folder / "bin" / "uv").exists():
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder, UV]
+        subprocess.run(pip, check=True)
+    return folder / "bin"
 
 
 @pytest.fixture
@@ -140,10 +151,6 @@ def of_version(vsix: Path, version: str, target: Path) -> Path:
     return target
 
 
-def press(window: Window, button: str) -> None:
-    window.do("click", selector=".notification-toast .monaco-button", label=button)
-
-
 def environments(storage: Path) -> set[str]:
     """Those that are whole: their kind and version."""
     return {marker.parent.name.rpartition("-")[0] for marker in storage.glob("*/infill.json")}
@@ -178,14 +185,14 @@ def test_from_the_vsix_alone_to_a_completion_an_upgrade_and_nothing_again(
         window.wait_for_notice("300 MB to download")
         window.shoot("vscode-install-offer.png")
 
-        press(window, "Install")  # Nothing answers at the index.
+        window.answer("Install")  # Nothing answers at the index.
         window.wait_for_notice("PyTorch could not be installed: no connection")
         window.wait_for_status("PyTorch could not be installed")
         window.shoot("vscode-install-failed.png")
         assert environments(storage) == {"server-0.1.0"}
 
         with index(tmp_path / "index", port):
-            press(window, "Retry")
+            window.answer("Retry")
             window.wait_for_status("setting up the engine")
             window.shoot("vscode-install-progress.png")
             window.wait_for_status("ready", seconds=240)
@@ -213,7 +220,7 @@ def test_from_the_vsix_alone_to_a_completion_an_upgrade_and_nothing_again(
         window.command("Infill: Remove all data")
         wait_for(lambda: "Environments" in "".join(window.texts(".monaco-dialog-box")), "question")
         window.shoot("vscode-remove.png")
-        window.do("click", selector=".monaco-dialog-box .monaco-button", label="Remove")
+        window.click(".monaco-dialog-box .monaco-button", "Remove")
         window.wait_for_notice("removed.")
         window.wait_for_status("all data was removed")
         assert not storage.exists()
@@ -248,12 +255,54 @@ def test_a_python_that_cannot_make_environments_is_named_with_what_to_install(
 
         # Once it is cured, "Retry" is all it takes.
         next(bare.glob("lib/python*/site-packages/sitecustomize.py")).unlink()
-        press(window, "Retry")
+        window.answer("Retry")
         window.wait_for_status(NOT_INSTALLED)
         assert environments(storage) == {"server-0.1.0"}
         window.wait_for_notice(OFFER)
-        press(window, "Not now")
+        window.answer("Not now")
         wait_for((storage / "not-now").exists, "answer that is kept")
         window.do("open", url=f"{address}/?folder={project}")
         window.wait_for_status(NOT_INSTALLED)
         assert OFFER not in " ".join(window.texts(".notification-list-item-message"))
+
+
+def test_uv_and_the_python_of_the_python_extension_are_taken_where_they_are(
+    profile: Profile,
+    storage: Path,
+    project: Path,
+    vsix: Path,
+    wheels: Path,
+    offline: Mapping[str, str],
+    uv: Path,
+    window: Window,
+    tmp_path: Path,
+) -> None:
+    asked = tmp_path / "asked"
+    python = program(tmp_path / "python", f'echo asked >> {asked}; exec {PYTHON} "$@"')
+    profile.install(vsix)
+    # What is used of it: the same interface, another publisher's program behind it.
+    api = (
+        f"const executable = {{ uri: require('vscode').Uri.file('{python}') }};"
+        "exports.activate = () => ({ environments: { getActiveEnvironmentPath: () => ({ path: 'chosen' }), "
+        "resolveEnvironment: async ({ path }) => (path === 'chosen' ? { executable } : undefined) } });"
+    )
+    profile.install(extension(tmp_path / "python.vsix", "ms-python", "python", "Python", api))
+    profile.settings({}, {"infill.install.tool": "uv"})
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / ".profile").write_text(f'PATH="{uv}:$PATH"\n')  # VS Code takes the PATH of a login shell.
+    environment = {
+        **offline,
+        "HOME": str(home),
+        "UV_CACHE_DIR": str(tmp_path / "uv"),
+        "UV_FIND_LINKS": str(wheels),
+        "UV_NO_CONFIG": "1",
+        "UV_NO_INDEX": "1",
+        "UV_OFFLINE": "1",
+    }
+    with profile.served(environment) as address, window.visiting(address):
+        window.open(f"{address}/?folder={project}", "shapes.py", NOT_INSTALLED)
+        window.wait_for_notice(OFFER)
+    assert asked.exists(), "another Python was taken"
+    (made,) = storage.glob("server-0.1.0*/pyvenv.cfg")
+    assert "uv = " in made.read_text()

@@ -16,7 +16,6 @@ import stat
 import subprocess
 import sys
 import threading
-import zipfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -27,7 +26,7 @@ import pytest
 from infill_engine.fetch import EMBEDDED
 from infill_engine.protocol import Frame
 from journeys import TOOLS, Engine, is_running, program, wait_for
-from vscode import EXTENSION, MARKS, Open, Profile, free_port, is_listening
+from vscode import EXTENSION, MARKS, Open, Profile, extension, free_port, is_listening
 
 pytestmark = MARKS
 
@@ -215,7 +214,7 @@ def test_a_server_that_keeps_ending_is_started_four_times_more_and_then_by_hand(
     window.wait_for_notice("ended five times in three minutes")
     window.shoot("vscode-crashed.png")
     assert len(pids.read_text().split()) == 5
-    window.click(".notification-toast .monaco-button", "Start again")
+    window.answer("Start again")
     window.wait_for_status("ready")
     window.click(".editor-instance .view-lines")
     window.type("total = ")
@@ -289,7 +288,7 @@ def test_the_models_first_fetch_breaks_off_and_goes_on(
         window.wait_for_status("cannot download", seconds=120)
         window.shoot("vscode-fetch-failed.png")
         index.is_whole = True
-        window.click(".notification-toast .monaco-button", "Restart engine")
+        window.answer("Restart engine")
         window.wait_for_status("ready", seconds=180)
     window.click(".editor-instance .view-lines")
     window.go(2)
@@ -304,33 +303,35 @@ def test_the_models_first_fetch_breaks_off_and_goes_on(
     assert file.read_bytes() == f"def add(a, b):\n    return {written}\n".encode()
 
 
+def test_all_data_goes_with_the_engine_of_a_server_that_was_there_before(
+    open_window: Open, engine: Engine, profile: Profile, vsix: Path, tmp_path: Path
+) -> None:
+    profile.install(vsix)
+    window = open_window(b"", {"total = ": "price * count"}, profile=profile)
+    window.type("total = ")
+    window.wait_for_ghost("price * count")
+    pid = engine.wait_until_ready().pid
+    kept = tmp_path / "cache" / "models" / "weights"  # Where these would lie.
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_bytes(bytes(2_000_000))
+    window.command("Infill: Remove all data")
+    wait_for(lambda: "Model: 2 MB" in "".join(window.texts(".monaco-dialog-box")), "question")
+    window.click(".monaco-dialog-box .monaco-button", "Remove")
+    window.wait_for_notice("removed.")
+    window.wait_for_status("all data was removed")
+    assert not kept.exists()
+    wait_for(lambda: not is_running(pid), "end of the engine", seconds=10)
+    window.command("Infill: Restart engine")
+    window.wait_for_notice("the server is not running")
+    window.shoot("vscode-removed.png")
+    assert engine.status is None
+    window.command("Infill: Set up what is missing")
+    window.wait_for_status("ready")
+
+
 @pytest.fixture
 def file(project: Path) -> Path:
     return project / "shapes.py"
-
-
-def extension(path: Path, publisher: str, name: str, display_name: str) -> Path:
-    """An extension that does nothing, and is active."""
-    manifest = {
-        "name": name,
-        "publisher": publisher,
-        "displayName": display_name,
-        "version": "1.0.0",
-        "engines": {"vscode": "^1.91.0"},
-        "activationEvents": ["*"],
-        "main": "main.js",
-    }
-    identity = f'<Identity Language="en-US" Id="{name}" Version="1.0.0" Publisher="{publisher}"/>'
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("extension/package.json", json.dumps(manifest))
-        archive.writestr("extension/main.js", "exports.activate = () => {};")
-        archive.writestr(
-            "extension.vsixmanifest",
-            '<PackageManifest Version="2.0.0" xmlns="http://schemas.microsoft.com/developer/vsx-schema/2011"><Metadata>'
-            f"{identity}<DisplayName>{display_name}</DisplayName></Metadata><Installation>"
-            '<InstallationTarget Id="Microsoft.VisualStudio.Code"/></Installation></PackageManifest>',
-        )
-    return path
 
 
 def plain(frames: list[Frame]) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -118,6 +119,10 @@ class Window:
             return self.texts(".notification-toast .notification-list-item-message")
 
         wait_for(lambda: any(words in notice for notice in notices()), f"notice {words!r}", seen=notices)
+
+    def answer(self, button: str) -> None:
+        """To a notice."""
+        self.click(".notification-toast .monaco-button", button)
 
     def save(self) -> None:
         self.do("saved")
@@ -230,6 +235,32 @@ def package(target: Path) -> Path:
         subprocess.run(["npm", "ci", "--no-fund", "--no-audit", "--loglevel=error"], cwd=EXTENSION, check=True)
     subprocess.run(["npm", "run", "package", "--", "--out", target], cwd=EXTENSION, check=True)
     return target
+
+
+def extension(
+    path: Path, publisher: str, name: str, display_name: str, source: str = "exports.activate = () => {};"
+) -> Path:
+    """Another extension, which is active at once; without a source it does nothing."""
+    manifest = {
+        "name": name,
+        "publisher": publisher,
+        "displayName": display_name,
+        "version": "1.0.0",
+        "engines": {"vscode": "^1.91.0"},
+        "activationEvents": ["*"],
+        "main": "main.js",
+    }
+    identity = f'<Identity Language="en-US" Id="{name}" Version="1.0.0" Publisher="{publisher}"/>'
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("extension/package.json", json.dumps(manifest))
+        archive.writestr("extension/main.js", source)
+        archive.writestr(
+            "extension.vsixmanifest",
+            '<PackageManifest Version="2.0.0" xmlns="http://schemas.microsoft.com/developer/vsx-schema/2011"><Metadata>'
+            f"{identity}<DisplayName>{display_name}</DisplayName></Metadata><Installation>"
+            '<InstallationTarget Id="Microsoft.VisualStudio.Code"/></Installation></PackageManifest>',
+        )
+    return path
 
 
 def write_settings(folder: Path, settings: dict[str, Any]) -> None:
