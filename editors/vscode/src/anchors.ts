@@ -1,4 +1,5 @@
-/** Where a suggestion was offered, whether that place is there still, and how much of it is written. Knows no editor. */
+/** Where a suggestion was offered, whether that place is there still, how much of it is written and where it ends. Knows no
+ * editor. */
 
 /** Lines above the cursor by which its place is known again. */
 const above = 3;
@@ -47,4 +48,11 @@ export function takenLength(suggestion: string, written: string): number {
   // Back into the suggestion's own line ends, which its length is counted in.
   const ends = suggestion.includes('\r\n') ? theirs.split('\n').length - 1 : 0;
   return theirs.length + ends;
+}
+
+/** Where a text ends that begins at `start`, in UTF-16 code units. */
+export function endOf(start: { line: number; character: number }, text: string): { line: number; character: number } {
+  const lines = text.split(/\r\n|\n/);
+  const last = lines.at(-1)?.length ?? 0;
+  return lines.length === 1 ? { line: start.line, character: start.character + last } : { line: start.line + lines.length - 1, character: last };
 }

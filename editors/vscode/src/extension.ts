@@ -46,8 +46,15 @@ class Infill implements vscode.Disposable {
       },
       {
         provideInlineCompletionItems: (...question) => this.suggestions.provide(...question),
-        executeCommand: (command, given, next) =>
-          command === 'infill.server.fill' ? this.fill.ordered(given[0] as Order) : next(command, given),
+        executeCommand: (command, given, next) => {
+          if (command === 'infill.server.fill') {
+            return this.fill.ordered(given[0] as Order);
+          }
+          if (command === 'infill.server.accepted') {
+            this.suggestions.accepted(given[0]);
+          }
+          return next(command, given);
+        },
       },
       () => this.setup.settings,
     );

@@ -3,6 +3,7 @@
 import * as vscode from 'vscode';
 import { LSPErrorCodes, ResponseError, WorkDoneProgress, type LanguageClient } from 'vscode-languageclient/node';
 
+import { endOf } from './anchors';
 import { compares, comparisons, type Previews } from './preview';
 
 interface Answer {
@@ -111,7 +112,8 @@ export class Fill implements vscode.Disposable {
     await this.close();
     const editor = await vscode.window.showTextDocument(document);
     if (isAsItWas) {
-      const end = endOf(edit); // What was selected is gone: the editor would keep as much of the new text selected.
+      const { line, character } = endOf(edit.range.start, edit.newText);
+      const end = new vscode.Position(line, character); // What was selected is gone: the editor would keep as much of the new text selected.
       editor.selection = new vscode.Selection(end, end);
       editor.revealRange(editor.selection);
     }
@@ -209,13 +211,6 @@ function sayThatItChanged(): void {
 function applied(document: vscode.TextDocument, { range, newText }: vscode.TextEdit): string {
   const text = document.getText();
   return text.slice(0, document.offsetAt(range.start)) + newText + text.slice(document.offsetAt(range.end));
-}
-
-/** Where the text of an edit ends, once it is written. */
-function endOf({ range: { start }, newText }: vscode.TextEdit): vscode.Position {
-  const lines = newText.split(/\r\n|\n/);
-  const last = lines.at(-1)?.length ?? 0;
-  return lines.length === 1 ? start.translate(0, last) : new vscode.Position(start.line + lines.length - 1, last);
 }
 
 function asRange({ start, end }: { start: Place; end: Place }): vscode.Range {

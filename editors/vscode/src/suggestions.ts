@@ -8,7 +8,7 @@
 import * as vscode from 'vscode';
 import type { LanguageClient, Middleware } from 'vscode-languageclient/node';
 
-import { anchorAt, findAnchor, takenLength } from './anchors';
+import { anchorAt, endOf, findAnchor, takenLength } from './anchors';
 import type { Previews } from './preview';
 import type { Switches } from './switches';
 
@@ -92,11 +92,27 @@ export class Suggestions {
     }
   }
 
+  /** A suggestion was taken whole, by the editor. */
+  accepted(id: unknown): void {
+    const taken = this.shown.find((one) => one.id === id);
+    const editor = vscode.window.activeTextEditor;
+    if (taken !== undefined && editor?.document.uri.toString() === taken.uri.toString()) {
+      putBehind(editor, taken.start, taken.text);
+    }
+  }
+
   /** Accepts a part by the editor's own command, and tells how much is taken by now. */
   async acceptPart(part: 'Word' | 'Line'): Promise<void> {
     const before = this.shown;
+    const asked = vscode.window.activeTextEditor;
+    const [from, length] = [asked?.selection.active, asked?.document.getText().length];
     await vscode.commands.executeCommand(`editor.action.inlineSuggest.acceptNext${part}`);
     const editor = vscode.window.activeTextEditor;
+    if (editor !== undefined && editor === asked && from !== undefined && length !== undefined) {
+      const { document } = editor;
+      const end = document.offsetAt(from) + document.getText().length - length;
+      putBehind(editor, from, document.getText(new vscode.Range(from, document.positionAt(end))));
+    }
     for (const { id, text, uri, start, replaced } of before) {
       if (editor?.document.uri.toString() !== uri.toString()) {
         continue;
@@ -177,6 +193,16 @@ export class Suggestions {
     if (client?.isRunning()) {
       await client.sendNotification(method, what);
     }
+  }
+}
+
+/** The editor counts a character beyond the basic plane as one where it puts the cursor behind a suggestion, and as two
+ * elsewhere: the cursor would stand before the end. */
+function putBehind(editor: vscode.TextEditor, start: vscode.Position, text: string): void {
+  const { line, character } = endOf(start, text);
+  const [end, { active, isEmpty }] = [new vscode.Position(line, character), editor.selection];
+  if (/[\u{10000}-\u{10ffff}]/u.test(text) && isEmpty && active.line === line && active.isBefore(end)) {
+    editor.selection = new vscode.Selection(end, end);
   }
 }
 

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
-import { anchorAt, findAnchor, takenLength } from '../src/anchors';
+import { anchorAt, endOf, findAnchor, takenLength } from '../src/anchors';
 
 const lines = ['import os', '', 'def f(a):', '    return ', '', 'def g(a):', '    return '];
 
@@ -39,4 +39,9 @@ test('what is written of a suggestion is counted in its own units', () => {
 
 test('what is something else takes nothing', () => {
   assert.equal(takenLength('width', 'height'), 0);
+});
+
+test('a text ends where its last line does, in UTF-16 code units', () => {
+  assert.deepEqual(endOf({ line: 2, character: 4 }, "'🎂' + who"), { line: 2, character: 14 });
+  assert.deepEqual(endOf({ line: 2, character: 4 }, 'a\r\n🎂\nb🎂'), { line: 4, character: 3 });
 });
