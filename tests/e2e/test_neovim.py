@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -32,15 +33,41 @@ def executable(request: pytest.FixtureRequest) -> str:
     return launcher(getattr(request, "param", "0.12"))
 
 
+class Engines:
+    """Resident engines, one for the journeys that ask for the same: most of a journey's time is an engine's start."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._by_table: dict[str, Engine] = {}
+
+    def that_answers(self, table: dict[str, str]) -> Engine:
+        key = json.dumps(table)
+        if key not in self._by_table:
+            self._by_table[key] = Engine(self._folder / f"{len(self._by_table)}.json")
+            self._by_table[key].answers(table)
+        return self._by_table[key]
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[Engines]:
+    # A Unix socket's path is short: pytest's own temporary folders are too deep.
+    folder = Path(tempfile.mkdtemp(prefix="infill-"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("INFILL_RUNTIME_DIR", str(folder))
+        patch.setenv("INFILL_CACHE_DIR", str(folder / "cache"))
+        patch.setenv("INFILL_CONFIG_DIR", str(folder / "config"))
+        yield Engines(folder)
+        Engine(folder).stop()  # And each other one of this folder.
+    shutil.rmtree(folder)
+
+
 @pytest.fixture
 def open_file(
-    executable: str, engine: Engine, server_command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    executable: str, engines: Engines, server_command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[OpenFile]:
     """Opens a file with the given bytes, with the configuration that a person would write."""
     for kind in ("CONFIG", "DATA", "STATE", "CACHE"):
         monkeypatch.setenv(f"XDG_{kind}_HOME", str(tmp_path / kind.lower()))
-    # The fake model writes a byte a step: slow, and speed is not what these journeys are about.
-    settings = {"model": engine.model, "deadline": {"automatic": 10_000}}
     opened: list[Neovim] = []
 
     def open_file(
@@ -50,7 +77,9 @@ def open_file(
         configuration: Callable[[str], str] = on_the_runtimepath,
         **more: object,
     ) -> Neovim:
-        engine.answers(answers)
+        engine = engines.that_answers(answers)
+        # The fake model writes a byte a step: slow, and speed is not what these journeys are about.
+        settings = {"model": engine.model, "deadline": {"automatic": 10_000}}
         init = tmp_path / "init.lua"
         init.write_text(configuration(json.dumps({"cmd": [server_command], "init_options": settings, **more})))
         file = tmp_path / "project" / name
@@ -168,14 +197,15 @@ def test_emoji_before_the_cursor(open_file: OpenFile) -> None:
     assert neovim.save().decode() == "mood = '👩‍🚀🙂'; print(mood, '🙂 ok')\n"
 
 
-def test_a_killed_engine_costs_no_key_stroke(open_file: OpenFile, engine: Engine) -> None:
-    neovim = open_file(b"", {"total = ": "price * count", "mean = ": "total / n"})
+def test_a_killed_engine_costs_no_key_stroke(open_file: OpenFile, engines: Engines) -> None:
+    answers = {"total = ": "price * count", "mean = ": "total / n"}
+    neovim = open_file(b"", answers)
     neovim.keys("itotal = ")
     neovim.wait_for_ghost("price * count")
     neovim.keys("<Tab>")
     wait_for(lambda: neovim.lines == ["total = price * count"], "accepted text")
     neovim.keys("<CR>me")
-    engine.kill()
+    engines.that_answers(answers).kill()
     neovim.keys("an = ")
     wait_for(lambda: neovim.lines[-1] == "mean = ", "every typed character")
 
@@ -585,9 +615,9 @@ def test_a_switch_tells_the_server_what_changed_and_no_more(open_file: OpenFile)
         told = neovim.lua("local all = told told = {} return all")
         sent = [params["settings"]["infill"]["enabled"] for _, params in told]
         assert sent == ([] if enabled is None else [enabled]), command
-    assert neovim.lua("return require('infill').statusline()").startswith("infill ")
     neovim.keys("A")
     neovim.wait_for_ghost("price * count")
+    wait_for(lambda: neovim.lua("return require('infill').statusline()") == "infill ready", "status")
     for wrong in ("soon", "-1"):
         with pytest.raises(pynvim.NvimError, match="snooze takes minutes"):
             neovim.nvim.command(f"Infill snooze {wrong}")
