@@ -519,17 +519,26 @@ def test_ghost_text_looks_as_it_will_when_it_is_accepted(open_file: OpenFile) ->
 
 
 def test_cycling_and_dismissing(open_file: OpenFile) -> None:
-    neovim = open_file(b"", {"total = ": "price * count"})
+    neovim = open_file(b"", {"total = ": "price * count", "= ": "sum(prices)"})
     neovim.nvim.command("imap <C-n> <Plug>(infill-next)")
+    neovim.nvim.command("imap <C-p> <Plug>(infill-previous)")
     neovim.nvim.command("imap <C-e> <Plug>(infill-dismiss)")
     neovim.keys("itotal = ")
     neovim.wait_for_ghost("price * count")
-    neovim.keys("<C-n>")
-    wait_for(lambda: "/" in neovim.ghost, "count of what there is to choose from", seen=lambda: neovim.ghost)
+    for keys, shown in (("<C-n>", "sum(prices)  (2/2)"), ("<C-n>", "price * count  (1/2)")):
+        neovim.keys(keys)
+        neovim.wait_for_ghost(shown)
     neovim.keys("<C-e>")
     neovim.wait_for_ghost("")
     assert neovim.cursor == (0, len("total = "))
-    assert neovim.save() == b"total = \n"
+    neovim.keys("<BS> ")
+    neovim.wait_for_ghost("price * count")
+    neovim.keys("<C-p>")
+    neovim.wait_for_ghost("sum(prices)  (2/2)")
+    neovim.keys("<Tab>")
+    wait_for(lambda: neovim.lines == ["total = sum(prices)"], "accepted text", seen=lambda: neovim.lines)
+    assert neovim.cursor == (0, len("total = sum(prices)"))
+    assert neovim.save() == b"total = sum(prices)\n"
 
 
 @both_versions
