@@ -167,7 +167,8 @@ def test_a_selection_is_written_anew_after_a_look_at_it(open_window: Open, file:
         wait_for(lambda: not window.do("count", selector=".monaco-diff-editor"), "end of the comparison")
 
     window.go(2)
-    window.press("Shift+ArrowLeft", "Control+.")
+    window.press("Shift+ArrowLeft")
+    window.click(".lightBulbWidget")
     wait_for(lambda: window.texts(".action-widget .monaco-list-row"), "menu of the lightbulb")
     window.shoot("vscode-lightbulb.png")
     window.click(".action-widget .monaco-list-row", "write the selection anew")
