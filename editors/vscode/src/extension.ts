@@ -89,10 +89,12 @@ class Infill implements vscode.Disposable {
     return showMenu(inWords(this.status), this.switches, this.setup.status !== undefined);
   }
 
-  /** Shows how things are in the editor that is looked at now. */
-  async look(): Promise<void> {
+  /** Shows how things are in the editor that is looked at now.
+   *
+   * otherwise: what is shown where the server does not say. */
+  async look(otherwise?: ServerStatus): Promise<void> {
     const editor = vscode.window.activeTextEditor;
-    const status = await this.server.status(editor?.document);
+    const status = (await this.server.status(editor?.document)) ?? otherwise;
     if (status !== undefined && editor === vscode.window.activeTextEditor) {
       this.show(status);
     }
@@ -169,11 +171,12 @@ class Infill implements vscode.Disposable {
     }
   }
 
-  /** The server tells of a change, for no document: what is off in this one is not said in it. */
+  /** The server tells of a change, for no document: what is off in this one it is asked for. */
   private async told(status: ServerStatus): Promise<void> {
-    this.show(status);
     if (status.state === 'ready') {
-      await this.look();
+      await this.look(status);
+    } else {
+      this.show(status);
     }
   }
 
