@@ -30,7 +30,7 @@ from urllib.parse import unquote
 
 from infill_lsp import languages
 from infill_lsp.core import Closes, Gap, Kind, Silence, Snapshot, Trigger, utf8
-from infill_lsp.ignore import is_secret
+from infill_lsp.ignore import leads_to_secret
 from infill_lsp.languages import Language
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def silence(snapshot: Snapshot) -> Silence | None:
     path = unquote(path.partition("#")[0].partition("?")[0])
     if scheme not in SCHEMES:
         return Silence(f"documents of the scheme {scheme or '(none)'} are not completed")
-    if is_secret(path):
+    if leads_to_secret(path):
         return Silence(f"{path.rpartition('/')[2]} may hold secrets")
     if snapshot.characters + len(snapshot.lines) > MAX_CHARACTERS:
         return Silence(f"the document is longer than {MAX_CHARACTERS:,} characters")

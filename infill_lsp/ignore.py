@@ -12,10 +12,13 @@ from __future__ import annotations
 import os
 import re
 import stat
+import subprocess
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import translate
+from functools import cache, lru_cache
 from typing import Literal
 
 from infill_lsp.patterns import Patterns
@@ -261,6 +264,10 @@ IGNORE_FILES = (".gitignore", ".ignore")
 #: Bytes of the longest file that is read, and of the longest file with rules.
 MAX_BYTES = 512 * 1024
 MAX_RULES_BYTES = 256 * 1024
+
+#: Seconds to wait for git to say where the person's own rules are, and what of the environment it looks at for that.
+GIT_S = 2.0
+_WHERE_GIT_LOOKS = ("HOME", "XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM")
 #: Characters a line has in a minified file: on the average, or one of them.
 MINIFIED_MEAN, MINIFIED_LINE = 160, 5_000
 #: Characters at a file's start in which a tool says that it wrote the file.
@@ -304,6 +311,13 @@ def is_secret(path: str) -> bool:
     if _SECRET.match(name) is not None or not SECRET_FOLDERS.isdisjoint(folders):
         return True
     return bool(folders) and f"{folders[-1]}/{name}" in SECRET_PATHS
+
+
+@lru_cache(maxsize=1024)
+def leads_to_secret(path: str) -> bool:
+    """Whether this absolute path, or what it is a symbolic link to, has such a name. Each key stroke asks: what a link
+    led to when it was first asked about is kept."""
+    return is_secret(path) or is_secret(os.path.realpath(path))
 
 
 def unfit(text: str) -> Reason | None:
@@ -462,8 +476,7 @@ class Ignore:
                 found.append((prefix, _rules_of(folder)))
             if git is not None:
                 found.append((prefix, Patterns(_lines(os.path.join(git, ".git", "info", "exclude")))))
-            config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-            found.append((prefix, Patterns(_lines(os.path.join(config, "git", "ignore")))))
+            found.append((prefix, Patterns(_lines(_personal_excludes(*map(os.environ.get, _WHERE_GIT_LOOKS))))))
             self._outer = found
         return self._outer
 
@@ -476,6 +489,19 @@ def _git_folder(folder: str) -> str | None:
             return None
         folder = parent
     return folder
+
+
+@cache
+def _personal_excludes(*_environment: str | None) -> str:
+    """The file of patterns that the person's git leaves out everywhere (git-config(1), core.excludesFile). Asked once
+    for an environment: nothing in a folder can change the answer, and git takes 2 ms."""
+    command = ["git", "config", "--type=path", "--get", "core.excludesFile"]
+    with suppress(OSError, subprocess.SubprocessError):
+        said = subprocess.run(command, capture_output=True, cwd="/", timeout=GIT_S, stdin=subprocess.DEVNULL)
+        if said.returncode == 0:
+            return os.fsdecode(said.stdout.removesuffix(b"\n"))
+    config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return os.path.join(config, "git", "ignore")
 
 
 def _rules_of(folder: str) -> Patterns:

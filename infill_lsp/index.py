@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 
 #: Seconds the writer and a reader wait for another process, and the next try after that and after another error.
 WRITE_WAIT_S, READ_WAIT_S, BUSY_S, RETRY_S = 5.0, 0.01, 1.0, 30.0
+#: An open document is cut again only after so many times what the last cut took: while somebody types in one of 5,000
+#: lines, each cut costs 40 ms of a processor.
+APART = 20
 #: Databases in a row that turned out broken before it is given up.
 MAX_REBUILDS = 3
 #: BM25's parameters in FTS5, for the open documents to be scored alike.
@@ -89,6 +92,8 @@ class Index:
         self._changed = threading.Condition()
         self._texts: dict[str, str] = {}
         self._dirty: set[str] = set()
+        #: When, of the monotonic clock, a document may be cut again.
+        self._cut_at: dict[str, float] = {}
         self._open = _Open()
         #: Those by which the open documents were judged.
         self._rules: Ignore | None = None
@@ -160,6 +165,7 @@ class Index:
             with self._changed:
                 self._texts.pop(path, None)
                 self._dirty.discard(path)
+                self._cut_at.pop(path, None)
                 self._open.remove(path)
         return path
 
@@ -337,13 +343,19 @@ class Index:
                 self._rules = rules
                 self._judged += 1
                 self._dirty.update(self._texts)
-            todo = {path: self._texts[path] for path in self._dirty}
+                self._cut_at.clear()
+            now = time.monotonic()
+            todo = {path: self._texts[path] for path in self._dirty if self._cut_at.get(path, now) <= now}
         for path, text in todo.items():
+            began = time.monotonic()
             fit = rules.refusal(path) is None and unfit(text) is None
             lines = lf(text)
             chunks = cut(lines, language_of(path)) if fit else []
             counted = [(chunk, Counter(words(chunk.text))) for chunk in chunks]
+            ended = time.monotonic()
             with self._changed:
+                if path in self._texts:
+                    self._cut_at[path] = ended + APART * (ended - began)
                 if self._texts.get(path) is text:  # Neither closed nor changed meanwhile.
                     self._dirty.discard(path)
                     self._open.replace(path, lines if fit else None, counted)

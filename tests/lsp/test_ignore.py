@@ -155,6 +155,25 @@ def test_rules_of_the_repository_around_the_folder_hold(tmp_path: Path) -> None:
     assert listed(Ignore(str(tmp_path / "pkg"))) == {"b.py"}
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+@pytest.mark.parametrize("named", [None, "~/my ignores"])
+def test_what_the_person_ignores_everywhere_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str | None
+) -> None:
+    home = tmp_path / "home"
+    files = {"my ignores": "named.py\n", ".config/git/ignore": "usual.py\n"}
+    write(home, files if named is None else {**files, ".gitconfig": f'[core]\n\texcludesFile = "{named}"\n'})
+    write(tmp_path / "project", {".git/HEAD": "", "pkg/named.py": "x\n", "pkg/usual.py": "x\n"})
+    monkeypatch.setenv("HOME", str(home))
+    for name in ("XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL"):
+        monkeypatch.delenv(name, raising=False)
+    left = "named.py" if named is None else "usual.py"
+    assert listed(Ignore(str(tmp_path / "project/pkg"))) == {left}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    ignore._personal_excludes.cache_clear()
+    assert listed(Ignore(str(tmp_path / "project/pkg"))) == {"named.py"}  # Without git the usual file counts.
+
+
 def test_links_lead_nowhere(tmp_path: Path) -> None:
     inside, outside = tmp_path / "in", tmp_path / "out"
     write(outside, {"secret.py": "x\n"})

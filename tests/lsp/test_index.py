@@ -23,7 +23,7 @@ from infill_lsp.chunks import cut, language_of, words
 from infill_lsp.database import Database, File, Stamp, fingerprint
 from infill_lsp.filling import Limits, Status, is_local
 from infill_lsp.ignore import Ignore
-from infill_lsp.index import Index, Seen
+from infill_lsp.index import APART, Index, Seen
 
 #: Seconds that something may take on a machine under load.
 PATIENCE_S = 20.0
@@ -211,6 +211,33 @@ def test_an_open_document_stands_in_place_of_its_file(make: Make, folder: Path) 
     index.close(uri(folder, "a.py"))
     assert of_names(index, "unsaved") == texts(index, "unsaved") == set()
     assert of_names(index, "saved") == {"a.py"}
+
+
+def test_a_document_that_is_long_to_cut_is_cut_seldom_while_somebody_types(
+    make: Make, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuts = []
+
+    def slowly(text: str, language: str) -> object:
+        cuts.append(text)
+        time.sleep(0.2)
+        return cut(text, language)
+
+    index = make()
+    index.settle(PATIENCE_S)
+    monkeypatch.setattr("infill_lsp.index.cut", slowly)
+    uri, began = (folder / "a.py").as_uri(), time.monotonic()
+    while (took := time.monotonic() - began) < 3.0:
+        index.update(uri, function("typed", f"word{len(cuts)}"))
+        time.sleep(0.02)
+    assert 1 <= len(cuts) <= 1 + took / (0.2 * APART)
+    index.update(uri, function("last"))
+    assert index.settle(PATIENCE_S)
+    assert texts(index, "last") == {"a.py"}
+    (folder / ".gitignore").write_text("a.py\n")  # It is out at once, however long it takes.
+    began = time.monotonic()
+    assert eventually(lambda: not texts(index, "last"))
+    assert time.monotonic() - began < 0.2 * APART
 
 
 def test_words_are_counted_as_documents_are_now(make: Make, folder: Path) -> None:

@@ -469,6 +469,25 @@ async def test_the_reason_is_told_for_a_document_and_for_a_place(typing: Editor,
     assert typing.messages == ["Infill: .env may hold secrets"]
 
 
+@pytest.mark.parametrize("link", ["file", "folder"])
+async def test_a_link_with_a_harmless_name_to_a_secret_is_silent(
+    typing: Editor, engine: Scripted, tmp_path: Path, link: str
+) -> None:
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws/notes").write_text("KEY=\n")
+    opened = tmp_path / "notes.txt" if link == "file" else tmp_path / "cloud/notes"
+    if link == "file":
+        opened.symlink_to(tmp_path / ".aws/notes")
+    else:
+        (tmp_path / "cloud").symlink_to(tmp_path / ".aws")
+    typing.uri = opened.as_uri()
+    typing.open("KEY=\n")
+    assert await offered(typing, 0, 4) == []
+    assert engine.requests == []
+    told = await typing.ask("infill/status", {"textDocument": {"uri": typing.uri}})
+    assert (told.state, told.message) == ("off", f"{opened.name} may hold secrets")
+
+
 async def test_asking_why_disturbs_nobody(typing: Editor, engine: Scripted) -> None:
     typing.open("return \n")
     engine.goes_on.clear()
