@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from msgspec.structs import replace
@@ -41,6 +42,9 @@ PASS_ROWS = 256
 MAX_PRIMES = 8
 #: Passes without which a text is hardly worth showing: a request that would not get so many is told at once.
 LEAST_PASSES = 4
+
+#: Characters that are told of an error nobody foresaw.
+UNEXPECTED = 300
 
 #: Seconds after which a piece of what is to be remembered is taken in even where somebody waits.
 DIGEST_AFTER_S = 0.5
@@ -798,9 +802,13 @@ def _together(jobs: Sequence[Job]) -> list[Job]:
 
 
 def _one_line(error: Exception) -> str:
-    """What went wrong while loading. Errors raised on purpose (`RuntimeError`, `OSError`) say it all."""
+    """What went wrong while loading. Errors raised on purpose, of this project's or the system's types, say it all;
+    another's, as torch's, may be pages: its beginning is told, and the log has the rest."""
     text = " ".join(str(error).split())
-    return text if text and isinstance(error, RuntimeError | OSError) else f"{type(error).__name__}: {text}"
+    ours = type(error).__module__.partition(".")[0] in ("infill_engine", "infill_kernels")
+    if text and (ours or isinstance(error, OSError)):
+        return text
+    return shorten(f"{type(error).__name__}: {text}", UNEXPECTED, placeholder=" … (the engine's log has all of it)")
 
 
 def _failure(what: str) -> Final:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from infill_engine import catalogue, cli, protocol
 from infill_engine.config import EngineConfig
-from infill_engine.fetch import Report
+from infill_engine.fetch import FetchError, Report
 from infill_engine.protocol import Candidate, Final, InfillRequest
 from scripted import ScriptedEngine, Steps
 
@@ -45,7 +45,7 @@ def instant(request: InfillRequest) -> Steps:
 def load(config: EngineConfig, report: Report) -> ScriptedEngine:
     name = catalogue.meant(config.model)
     if name == "broken":
-        raise RuntimeError("no such model: use embedded")
+        raise FetchError("no such model: use embedded")
     if name == "uninstalled":
         import no_such_library.part  # type: ignore[import-not-found]  # noqa: F401
     while name == "loading" and not Path(protocol.runtime_dir(), "go").exists():

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from infill_engine import protocol
 from infill_engine.endpoints import MAX_BODY
+from infill_engine.fetch import FetchError
 from infill_engine.protocol import Candidate, Final, InfillRequest
 from infill_engine.scheduler import Engine
 from scripted import ScriptedEngine, Steps, ask, endless
@@ -199,7 +200,7 @@ async def test_work_keeps_the_engine_from_being_idle() -> None:
 
 async def test_an_engine_without_a_model_says_why_and_stops_soon() -> None:
     def load(report: object) -> Engine:
-        raise RuntimeError("no such model: use embedded")
+        raise FetchError("no such model: use embedded")
 
     async with Service(load, error_exit_s=0.2).running() as service:
         await service.ready()

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from infill_engine import process
-from infill_engine.fetch import Report
+from infill_engine.fetch import FetchError, Report
 from infill_engine.protocol import Candidate, Event, Final, InfillRequest, Timing
 from infill_engine.scheduler import LEAST_PASSES, MAX_PRIMES, PATIENCE, Engine, Pace, Phase, Scheduler, Unavailable
 from msgspec.structs import replace
@@ -369,9 +369,11 @@ def test_before_the_model_is_ready_requests_are_answered_at_once() -> None:
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (RuntimeError("no such model:\n try embedded"), "no such model: try embedded"),
+        (FetchError("no such model:\n try embedded"), "no such model: try embedded"),
+        (OSError("no space left"), "no space left"),
         (KeyError("blk.0"), "KeyError: 'blk.0'"),
-        (RuntimeError(), "RuntimeError: "),
+        (RuntimeError(), "RuntimeError:"),
+        (RuntimeError("0x7f " * 99), f"RuntimeError: {'0x7f ' * 50}… (the engine's log has all of it)"),
     ],
 )
 def test_a_model_that_cannot_be_loaded_says_why_in_one_line(error: Exception, message: str) -> None:
@@ -420,7 +422,7 @@ def test_the_thread_rests_when_there_is_nothing_to_do(start: Start) -> None:
 
 def test_refused_requests_do_not_keep_a_failed_engine_from_ending() -> None:
     def load(report: Report) -> Engine:
-        raise RuntimeError("no such model")
+        raise FetchError("no such model")
 
     lines: list[str] = []
     scheduler = Scheduler(load, failed=lines.append)
@@ -500,7 +502,7 @@ class Loader:
 
     def __call__(self, report: Report) -> Engine:
         if self.fault:
-            raise RuntimeError(self.fault)
+            raise FetchError(self.fault)
         report("reading the weights", None)
 
         def script(request: InfillRequest) -> Steps:
@@ -609,7 +611,7 @@ def test_while_a_successor_loads_and_where_that_fails_the_former_goes_on(start: 
     def load(report: Report) -> Engine:
         report("fetching", 0.25)
         assert go.wait(5)
-        raise RuntimeError("it is cut short: download it again")
+        raise FetchError("it is cut short: download it again")
 
     scheduler.succeed("later", load)
     wait_for(lambda: scheduler.successor is not None and scheduler.successor.phase == ("fetching", "fetching", 0.25))
