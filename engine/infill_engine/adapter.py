@@ -55,11 +55,23 @@ def load(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def card(path: Path) -> dict[str, str]:
+    """What the file of an adapter says of how it came about. Raises `OSError` and `SafetensorError`."""
+    with safe_open(path, "pt") as file:
+        return dict(file.metadata() or {})
+
+
 def save(tensors: Mapping[str, Tensor], card: Mapping[str, str], path: Path) -> None:
     """Writes an adapter in bf16; `card` says how it came about."""
     part = path.with_suffix(".part")
     save_file({name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}, part, dict(card))
     part.replace(path)
+
+
+def scaled(adapter: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
+    """The adapter with a share of its updates, from 0 (the base, but for the two rows) to 1: between what was learned
+    and what the base knew may lie what does better than either (Wortsman et al., WiSE-FT, 2022, section 3)."""
+    return {name: tensor * share if name.endswith(".b") else tensor for name, tensor in adapter.items()}
 
 
 def merge(weights: dict[str, Tensor], adapter: Mapping[str, Tensor], mask_id: int, end_id: int) -> None:

@@ -146,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--minutes", type=float, required=True, help="of training in all, over all starts")
     train.add_argument("--decay", type=float, default=0.0, metavar="MINUTES", help="at the end, with a falling rate")
     train.add_argument("--start", type=Path, metavar="FILE", help="an adapter from which a new run goes on")
+    train.add_argument("--share", type=float, default=1.0, help="of that one's updates (default: %(default)s)")
     train.add_argument("--rank", type=int, default=32, help="of the updates (default: %(default)s)")
     train.add_argument("--lr", type=float, default=4e-4, help="the learning rate (default: %(default)s)")
     train.add_argument("--windows", type=int, default=2, help="a step (default: %(default)s)")
@@ -369,7 +370,8 @@ def _train(options: argparse.Namespace) -> int:
         windows=options.windows,
         seed=options.seed,
     )
-    train.run(path, options.gaps, options.held, options.out, config, options.device, options.threads, options.start)
+    files = options.gaps, options.held, options.out
+    train.run(path, *files, config, options.device, options.threads, options.start, options.share)
     return 0
 
 

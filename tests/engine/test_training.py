@@ -17,6 +17,7 @@ from infill_engine import adapter
 from infill_engine.core import Canvas, Contexts, ModelError, complete
 from infill_engine.smollm import END_ID, MASK_ID, SINK_ID, SPECIALS, Shape, SmolDenoiser
 from infill_engine.tokenizer import LineTokenizer
+from infill_engine.training import share as training_share
 from infill_engine.training.model import Row, Trainee, Window, _Matrix
 from infill_engine.training.rows import GapRecord, Mix, WindowRecord, window
 from infill_engine.training.train import Run, TrainConfig
@@ -249,6 +250,29 @@ def test_training_goes_on_from_an_adapter():
     torch.testing.assert_close(again(of)[0], learned(of)[0])
     with pytest.raises(ModelError, match="same rank"):
         Trainee(WEIGHTS, 4, dtype=torch.float32, shape=SHAPE).start(learned.adapter())
+
+
+def test_a_share_of_an_adapter_stands_between_the_base_and_all_of_it(tmp_path, monkeypatch):
+    whole, none, half = (tmp_path / f"{name}.safetensors" for name in ("whole", "none", "half"))
+    adapter.save(trainee(spread=0.1).adapter(), {"step": "3"}, whole)
+    for share, out in (("0", none), ("0.5", half)):
+        monkeypatch.setattr("sys.argv", ["share", str(whole), share, "--out", str(out)])
+        training_share.main()
+    assert adapter.card(half) == {"step": "3", "share": "0.5"}
+    merged = {}
+    for path in (whole, none, half):
+        merged[path] = {name: tensor.clone() for name, tensor in WEIGHTS.items()}
+        adapter.merge(merged[path], adapter.load(path), MASK_ID, END_ID)
+    for name, tensor in WEIGHTS.items():
+        if name != "token_embd.weight":
+            torch.testing.assert_close(merged[none][name], tensor)
+            between = (merged[whole][name] + tensor) / 2
+            torch.testing.assert_close(merged[half][name], between, rtol=1e-2, atol=1e-3)
+        else:
+            torch.testing.assert_close(merged[half][name], merged[whole][name])
+    monkeypatch.setattr("sys.argv", ["share", str(whole), "1.5", "--out", str(half)])
+    with pytest.raises(SystemExit):
+        training_share.main()
 
 
 @pytest.mark.parametrize("content", [b"", b"nothing of that kind"])

@@ -311,9 +311,10 @@ def run(
     device: str = "auto",
     threads: int = 0,
     start: Path | None = None,
+    share: float = 1.0,
 ) -> None:
     """Trains in `folder`, or goes on where a run there was ended. Prints what happens, a line a minute.
-    start: an adapter from which a new run goes on.
+    start: an adapter from which a new run goes on; share: of its updates.
 
     Raises `ModelError` for a device that is not there, `ValueError` or `OSError` for files of gaps that are none.
     """
@@ -323,7 +324,7 @@ def run(
     tensors, tokenizer = base(base_file)
     trainee = Trainee(tensors, config.rank, config.seed, device)
     if start is not None:
-        trainee.start(adapter.load(start))
+        trainee.start(adapter.scaled(adapter.load(start), share))
     Run(trainee, tokenizer, gaps, held, folder, config, lambda line: print(line, flush=True)).train()
 
 
