@@ -57,7 +57,7 @@ class Mix:
     #: Of gaps whose block stands farther away, as behind a longer prefix.
     far: float = 0.3
     #: Of the loss that is of known tokens; the rest is of masks.
-    dense: float = 0.72
+    dense: float = 0.82
     #: Groups of masks a gap: at most, and one for so many tokens.
     groups: int = 5
     every: int = 3

@@ -48,7 +48,7 @@ class TrainConfig:
     windows: int = 2
     clip: float = 1.0
     #: How much of the average of the parameters stays in a step.
-    average: float = 0.99
+    average: float = 0.995
     seed: int = 1
     #: Windows of the held-out file that are measured, and how often.
     measured: int = 40
