@@ -34,7 +34,7 @@ async def test_an_editor_is_answered_by_it(editor: Editor, model: str) -> None:
     offered = await editor.complete(2, 17)
     assert all(item.insert_text for item in offered or ())
     (timing,) = editor.timings
-    assert timing.reason in ("end", "limit")
+    assert timing.reason in ("end", "limit", "unsure")  # of what random weights write nobody is sure
     assert timing.steps > 0
     text = "".join(slot.text for slot in editor.frames[-1].slots if slot.state == "committed")
     assert text
