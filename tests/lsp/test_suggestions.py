@@ -21,6 +21,7 @@ from scripted_engine import Scripted, from_table, served, status, sure
 from infill_lsp import cache
 from infill_lsp.cache import Cache
 from infill_lsp.client import EngineError
+from infill_lsp.confidence import fitted
 from infill_lsp.core import Edit
 from infill_lsp.suggestions import accepted
 
@@ -56,7 +57,7 @@ async def test_what_is_sure_is_offered_of_a_text_that_broke_off(typing: Editor, 
     engine.write = lambda request: [Candidate("first(a, [", probs, (5, 7, 8, 10)), Final("unsure")]
     typing.open("x = 1\n\ny = 2\n")
     assert await offered(typing, 1, 0) == ["first"]
-    assert 0 < engine.requests[0].min_prob < 0.1
+    assert engine.requests[0].min_prob == fitted().floor > 0
 
 
 # Typing into a suggestion.
