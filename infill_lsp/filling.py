@@ -35,7 +35,8 @@ MANY_CHANGES = 1_000
 #: Folders that are watched; where there are more, or the system refuses, the folder is looked through again and again.
 MAX_WATCHED = 20_000
 #: Seconds between two looks through the folder where it is not watched, and where it is (a change may not be told), and
-#: how many times what the last look took they are apart at least; and the same where a watch began meanwhile.
+#: how many times what the last look took they are apart at least, as is other work that comes again; and the same where
+#: a watch began meanwhile.
 POLL_S, SAFETY_S, APART, SOON = 5.0, 600.0, 20, 4
 #: Seconds between two times that what was removed is taken out of the database's file, too.
 PURGE_S = 60.0

@@ -268,6 +268,7 @@ MAX_RULES_BYTES = 256 * 1024
 #: Seconds to wait for git to say where the person's own rules are, and what of the environment it looks at for that.
 GIT_S = 2.0
 _WHERE_GIT_LOOKS = ("HOME", "XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM")
+
 #: Characters a line has in a minified file: on the average, or one of them.
 MINIFIED_MEAN, MINIFIED_LINE = 160, 5_000
 #: Characters at a file's start in which a tool says that it wrote the file.
@@ -315,9 +316,9 @@ def is_secret(path: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def leads_to_secret(path: str) -> bool:
-    """Whether this absolute path, or what it is a symbolic link to, has such a name. Each key stroke asks: what a link
-    led to when it was first asked about is kept."""
-    return is_secret(path) or is_secret(os.path.realpath(path))
+    """Whether this path, or where it is absolute what it is a symbolic link to, has such a name. Each key stroke asks:
+    what a link led to when it was first asked about is kept."""
+    return is_secret(path) or (os.path.isabs(path) and is_secret(os.path.realpath(path)))
 
 
 def unfit(text: str) -> Reason | None:

@@ -30,16 +30,13 @@ from infill_engine.protocol import cache_dir
 from infill_lsp import database
 from infill_lsp.chunks import Chunk, cut, language_of, words
 from infill_lsp.database import Database, Found, fingerprint
-from infill_lsp.filling import Filler, Limits, Status, is_local
+from infill_lsp.filling import APART, Filler, Limits, Status, is_local
 from infill_lsp.ignore import Ignore, Refused, is_secret, lf, unfit
 
 log = logging.getLogger(__name__)
 
 #: Seconds the writer and a reader wait for another process, and the next try after that and after another error.
 WRITE_WAIT_S, READ_WAIT_S, BUSY_S, RETRY_S = 5.0, 0.01, 1.0, 30.0
-#: An open document is cut again only after so many times what the last cut took: while somebody types in one of 5,000
-#: lines, each cut costs 40 ms of a processor.
-APART = 20
 #: Databases in a row that turned out broken before it is given up.
 MAX_REBUILDS = 3
 #: BM25's parameters in FTS5, for the open documents to be scored alike.
@@ -92,7 +89,7 @@ class Index:
         self._changed = threading.Condition()
         self._texts: dict[str, str] = {}
         self._dirty: set[str] = set()
-        #: When, of the monotonic clock, a document may be cut again.
+        #: When, of the monotonic clock, a document may be cut again: of 5,000 lines each cut takes 40 ms of a CPU.
         self._cut_at: dict[str, float] = {}
         self._open = _Open()
         #: Those by which the open documents were judged.

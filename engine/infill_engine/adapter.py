@@ -70,7 +70,10 @@ def save(tensors: Mapping[str, Tensor], card: Mapping[str, str], path: Path) -> 
 
 def scaled(adapter: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
     """The adapter with a share of its updates, from 0 (the base, but for the two rows) to 1: between what was learned
-    and what the base knew may lie what does better than either (Wortsman et al., WiSE-FT, 2022, section 3)."""
+    and what the base knew may lie what does better than either (Wortsman et al., WiSE-FT, 2022, section 3).
+    Raises `ValueError` for any other share."""
+    if not 0.0 <= share <= 1.0:
+        raise ValueError(f"the share of an adapter must be from 0 to 1, not {share}")
     return {name: tensor * share if name.endswith(".b") else tensor for name, tensor in adapter.items()}
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import infill_lsp
 from infill_lsp.cli import main
-from infill_lsp.gaps import MARGIN, MAX_CHARS, MAX_LINES, WEIGHTS, WINDOW, Authored, Made, author, snapshot
+from infill_lsp.gaps import MARGIN, MAX_CHARS, MAX_LINES, WEIGHTS, Authored, Made, author, snapshot
 
 #: Documents that people wrote.
 SOURCES = {path.name: path.read_text() for path in sorted(Path(infill_lsp.__file__).parent.glob("*.py"))}
@@ -261,7 +261,7 @@ def test_windows_are_whole_lines_with_gaps_away_from_their_cuts(corpus: Path, tm
         text, whole = window["text"], SOURCES.get(window["path"], BRACES * 20)
         assert set(window) == {"package", "language", "path", "text", "snippet", "gaps"}
         assert text in whole
-        assert len(text) <= WINDOW[1] + 1
+        assert len(text) <= 6_001
         at_start, at_end = whole.startswith(text), whole.endswith(text)
         assert at_start or text.startswith("\n")
         assert at_end or text.endswith("\n")

@@ -489,6 +489,15 @@ async def test_a_link_with_a_harmless_name_to_a_secret_is_silent(
     assert (told.state, told.message) == ("off", f"{opened.name} may hold secrets")
 
 
+async def test_a_document_without_a_file_is_not_looked_for_where_the_server_runs(
+    typing: Editor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".aws").mkdir()
+    monkeypatch.chdir(tmp_path / ".aws")
+    typing.open("return \n", uri="untitled:Untitled-1")
+    assert await offered(typing, 0, 7) == ["first + second"]
+
+
 async def test_asking_why_disturbs_nobody(typing: Editor, engine: Scripted) -> None:
     typing.open("return \n")
     engine.goes_on.clear()

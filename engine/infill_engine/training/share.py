@@ -17,9 +17,10 @@ def main() -> None:
     parser.add_argument("share", type=float, help="from 0, the base, to 1, all that was learned")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    if not 0.0 <= options.share <= 1.0:
-        parser.error("a share is from 0 to 1")
-    tensors = adapter.scaled(adapter.load(options.adapter), options.share)
+    try:
+        tensors = adapter.scaled(adapter.load(options.adapter), options.share)
+    except ValueError as error:
+        parser.error(str(error))
     adapter.save(tensors, {**adapter.card(options.adapter), "share": str(options.share)}, options.out)
 
 
