@@ -27,6 +27,9 @@ class Infill implements vscode.Disposable {
   /** What the server said last, and what is shown of that. */
   private heard: ServerStatus = { state: 'starting' };
   private status: ServerStatus = { state: 'starting' };
+  /** Statuses that were asked for or heard so far, and which of them is shown. */
+  private orders = 0;
+  private shown = 0;
   /** Starts and stops follow one another: two restarts in a row must not race. */
   private last: Promise<void> = Promise.resolve();
 
@@ -35,7 +38,7 @@ class Infill implements vscode.Disposable {
     this.suggestions = new Suggestions(() => this.server.client, this.switches, this.previews);
     this.view = new DenoiseView(context.extensionUri, (isWatching) => this.server.watch(isWatching));
     this.fill = new Fill(() => this.server.client, this.previews);
-    this.setup = new Setup(context, this.log, () => this.show(this.heard));
+    this.setup = new Setup(context, this.log, () => this.show(this.heard, this.shown));
     this.server = new Server(
       this.log,
       {
@@ -94,9 +97,10 @@ class Infill implements vscode.Disposable {
    * otherwise: what is shown where the server does not say. */
   async look(otherwise?: ServerStatus): Promise<void> {
     const editor = vscode.window.activeTextEditor;
+    const order = ++this.orders;
     const status = (await this.server.status(editor?.document)) ?? otherwise;
     if (status !== undefined && editor === vscode.window.activeTextEditor) {
-      this.show(status);
+      this.show(status, order);
     }
   }
 
@@ -180,7 +184,12 @@ class Infill implements vscode.Disposable {
     }
   }
 
-  private show(heard: ServerStatus): void {
+  /** An answer that comes after something newer was shown is late: the server may have ended meanwhile. */
+  private show(heard: ServerStatus, order = ++this.orders): void {
+    if (order < this.shown) {
+      return;
+    }
+    this.shown = order;
     this.heard = heard;
     const off = heard.state === 'error' ? undefined : this.switches.off(vscode.window.activeTextEditor);
     this.status = this.setup.status ?? (off === undefined ? heard : { ...heard, state: 'off', message: off });
