@@ -24,6 +24,8 @@ PICTURE = EXTENSION / "media" / "session.png"
 #: The part of the window that is shown, how long a picture stands at most, and how long the last one does.
 CLIP = {"x": 0, "y": 0, "width": 700, "height": 340}
 LONGEST_MS, LAST_MS = 1_200, 2_500
+#: Parts of a line that are taken one after the other, at most.
+MOST_TABS = 3
 SETTINGS = {
     "workbench.activityBar.location": "hidden",
     "workbench.sideBar.location": "right",
@@ -74,7 +76,7 @@ def main() -> None:
 
 
 def session(window: Window) -> None:
-    """What a person does: looks at ghost text, types into it, takes a word of it, and the rest."""
+    """What a person does: looks at ghost text, takes a word of it, and the rest, as far as it is sure at a time."""
     for line in ("end = ", "return "):
         window.press("Enter")
         window.type(line)
@@ -83,8 +85,10 @@ def session(window: Window) -> None:
         if line == "return ":
             window.press("Control+ArrowRight")
             window.do("pause", ms=700)
-        window.press("Tab")
-        window.do("pause", ms=500)
+        for _ in range(MOST_TABS):
+            if window.ghost:
+                window.press("Tab")
+            window.do("pause", ms=800)
 
 
 def animated(parts: Sequence[Mapping[str, Any]]) -> bytes:
