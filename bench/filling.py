@@ -315,28 +315,27 @@ class Row:
 
 
 class Store:
-    """The file of one row."""
+    """The file of one row. Others may add to it at the same time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.filled: dict[int, Filled] = {}
         decode = msgspec.json.Decoder(Filled).decode
-        lines = path.read_bytes().splitlines() if path.exists() else []
-        whole = b""
-        for line in lines:
+        data = path.read_bytes() if path.exists() else b""
+        for line in data.splitlines():
             try:
                 filled = decode(line)
             except msgspec.MsgspecError:  # cut short when a run was broken off
                 continue
             self.filled[filled.index] = filled
-            whole += line + b"\n"
-        if lines and whole != path.read_bytes():
-            path.write_bytes(whole)
+        self._broken = bool(data) and not data.endswith(b"\n")
 
     def add(self, filled: Filled) -> None:
         self.filled[filled.index] = filled
-        with open(self.path, "ab") as file:
-            file.write(msgspec.json.encode(filled) + b"\n")
+        line = msgspec.json.encode(filled) + b"\n"
+        with open(self.path, "ab", buffering=0) as file:
+            file.write(b"\n" + line if self._broken else line)
+        self._broken = False
 
 
 def remembered(corpus: Path, package: str) -> Iterator[Document]:
@@ -408,17 +407,19 @@ class Runner:
             self._stores[path] = Store(path)
         return self._stores[path]
 
-    def run(self, rows: Sequence[Row], suite: str, count: int, case_of: Callable[[int], Case]) -> Iterator[int]:
-        """Fills the gaps 0 to `count` - 1 with all rows, each gap with one row after the other; yields how many are
-        done. A gap that all rows have filled before is not even drawn."""
-        for index in range(count):
+    def run(
+        self, rows: Sequence[Row], suite: str, indices: Sequence[int], case_of: Callable[[int], Case]
+    ) -> Iterator[int]:
+        """Fills gaps with all rows, each gap with one row after the other; yields how many are done. A gap that all
+        rows have filled before is not even drawn. Others may fill further gaps of the suite at the same time."""
+        for done, index in enumerate(indices, 1):
             case: Case | None = None
             for row in rows:
                 store = self.store(row, suite)
                 if index not in store.filled:
                     case = case or case_of(index)
                     store.add(self.fill(row, case))
-            yield index + 1
+            yield done
 
     def fill(self, row: Row, case: Case) -> Filled:
         """One gap, its context encoded before the clock runs."""

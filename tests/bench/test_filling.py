@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from argparse import Namespace
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -232,7 +233,7 @@ def test_a_run_goes_on_where_it_was_broken_off(tmp_path):
 
     def run(count: int) -> Fakes:
         runner = Fakes(tmp_path, fake=model({"total = ": "a + b"}))
-        assert list(runner.run(rows, "suite", count, draw)) == list(range(1, count + 1))
+        assert list(runner.run(rows, "suite", range(count), draw)) == list(range(1, count + 1))
         return runner
 
     run(3)
@@ -245,7 +246,7 @@ def test_a_run_goes_on_where_it_was_broken_off(tmp_path):
     assert drawn == [0, 1, 2, 2, 3]
     store = runner.store(rows[0], "suite")
     assert len(store.filled) == 4
-    assert len(store.path.read_bytes().splitlines()) == 4
+    assert len(store.path.read_bytes().splitlines()) == 5  # the torn one is left where it is
     run(4)
     assert drawn == [0, 1, 2, 2, 3]
 
@@ -288,9 +289,17 @@ def test_the_whole_command_writes_its_page_its_plot_and_its_gate(tmp_path, monke
     monkeypatch.setattr(quality, "configs", lambda model, dtype, threads: {"base": fake, "ours": fake})
     for name in ("PAGE", "PLOT", "FITTED"):
         monkeypatch.setattr(quality, name, tmp_path / name)
-    options = ["quality", "--gaps", "12", "--corpus", str(corpus(tmp_path)), "--data", str(tmp_path), "--write"]
+    of = {"model": "fake", "dtype": "fp32", "threads": 0, "corpus": corpus(tmp_path), "data": tmp_path}
+    shared = Namespace(**of, gaps=12, problems=None, seed=1, jobs=2)
+    for job, expected in enumerate((6, 12)):
+        quality.run(shared, job)
+        files = list((tmp_path / "cache" / "bench" / "quality").glob("gaps-1_*"))
+        assert {len(file.read_bytes().splitlines()) for file in files} == {expected}
+    assert not list(files[0].parent.glob("timed-*"))  # that is for one that has the machine to itself
+    options = ["quality", "--gaps", "12", "--corpus", str(of["corpus"]), "--data", str(tmp_path), "--write"]
     monkeypatch.setattr("sys.argv", options)
     quality.main()
+    assert {len(file.read_bytes().splitlines()) for file in files} == {12}
     printed = capsys.readouterr().out
     page = (tmp_path / "PAGE").read_text()
     assert page in printed
@@ -308,7 +317,7 @@ def test_rows_of_different_gaps_are_not_compared(tmp_path):
     runner = Fakes(tmp_path, fake=model({"total = ": "a + b"}))
     rows = [Row("one", "fake", with_suffix), Row("two", "fake", without_suffix)]
     for row, truth in zip(rows, ("a + b", "b + a"), strict=True):
-        list(runner.run([row], "suite", 1, lambda index, truth=truth: case(truth)))
+        list(runner.run([row], "suite", range(1), lambda index, truth=truth: case(truth)))
     files = {"decoders": {row.name: (runner.store(row, "suite").path.name, 1) for row in rows}}
     with pytest.raises(ValueError, match="--fresh"):
         quality.read(files, tmp_path, 1)
