@@ -12,6 +12,7 @@ time on two cores. What is timed is filled afterwards, by itself.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import shutil
@@ -120,28 +121,32 @@ def run(arguments: argparse.Namespace, job: int | None = None) -> dict[str, dict
     runner = Runner(named, cache_dir() / "bench" / "quality", arguments.corpus)
     files: dict[str, dict[str, tuple[str, int]]] = {}
 
-    def fill(name: str, suite: str, rows: Sequence[Row], count: int, draw: Callable[[int], Case]) -> None:
-        rows = [row for row in rows if runner.serves(row)]
+    def fill(
+        suite: str, tables: Mapping[str, Sequence[Row]], count: int, draw: Callable[[int], Case], apart: bool = False
+    ) -> None:
+        """apart: what has the machine to itself."""
+        if apart and job is not None:
+            return
+        served = {name: [row for row in rows if runner.serves(row)] for name, rows in tables.items()}
         indices = range(count) if job is None else range(job, count, arguments.jobs)
+        # All rows of a gap one after the other, whichever table they are in: they share what is encoded.
+        rows = list(dict.fromkeys(itertools.chain.from_iterable(served.values())))
         steps = runner.run(rows, suite, indices, draw)
-        for _ in track(steps, f"{name}, {len(rows)} decoders", total=len(indices), disable=bool(job)):
+        for _ in track(steps, f"{suite}, {len(rows)} decoders", total=len(indices), disable=bool(job)):
             pass
-        files[name] = {row.name: (runner.store(row, suite).path.name, count) for row in rows}
+        for name, of in served.items():
+            files[name] = {row.name: (runner.store(row, suite).path.name, count) for row in of}
 
-    gaps, draw = f"gaps-{arguments.seed}", held_out(arguments.corpus, arguments.seed)
-    fill("decoders", gaps, DECODERS, arguments.gaps, draw)
-    fill("forced", gaps, FORCED, arguments.gaps, draw)
-    fill("ablations", gaps, (OURS, *ABLATIONS), arguments.gaps, draw)
+    draw = held_out(arguments.corpus, arguments.seed)
+    tables = {"decoders": DECODERS, "forced": FORCED, "ablations": (OURS, *ABLATIONS)}
+    fill(f"gaps-{arguments.seed}", tables, arguments.gaps, draw)
     for subset in get_args(humaneval.Subset) if arguments.problems != 0 else ():
         problems = list(humaneval.problems(arguments.data / "human-eval-infilling", subset))
         Random(arguments.seed).shuffle(problems)  # so that a few of them are of all functions
         count = min(arguments.problems or len(problems), len(problems))
-        fill(subset, f"{subset}-{arguments.seed}", PROBLEMS, count, partial(case_of, problems))
-    if job is not None:
-        return files
-    timed, some = f"timed-{arguments.seed}", min(TIMED_GAPS, arguments.gaps)
-    fill("timed", timed, (*DECODERS, SERVED), some, draw)
-    fill("types", timed, (replace(OURS, name=f"ours, {arguments.dtype}"), BF16), some, draw)
+        fill(f"{subset}-{arguments.seed}", {subset: PROBLEMS}, count, partial(case_of, problems))
+    timed = {"timed": (*DECODERS, SERVED), "types": (replace(OURS, name=f"ours, {arguments.dtype}"), BF16)}
+    fill(f"timed-{arguments.seed}", timed, min(TIMED_GAPS, arguments.gaps), draw, apart=True)
     return files
 
 
