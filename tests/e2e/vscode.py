@@ -182,6 +182,7 @@ class Profile:
     def served(self, environment: Mapping[str, str] | None = None) -> Iterator[str]:
         """Its address while it runs."""
         port = free_port()
+        # A page's last word, that it is gone, is lost now and then: its extensions would wait three hours for it.
         arguments = [
             f"--bind-addr=127.0.0.1:{port}",
             *self._folders,
@@ -189,6 +190,7 @@ class Profile:
             "--disable-telemetry",
             "--disable-update-check",
             "--disable-getting-started-override",
+            "--reconnection-grace-time=10",
         ]
         with self._log.open("wb") as log:
             process = subprocess.Popen(
