@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.score import Filled
-from infill_lsp.confidence import FEATURES, Gate, best, cuts, shown
+from infill_lsp.confidence import FEATURES, SHORTEST, Gate, best, cuts, shown
 from infill_lsp.settings import Aggressiveness
 
 Floats = NDArray[np.float64]
@@ -35,7 +35,7 @@ FLOORS, FLOOR_COSTS = (0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001), 0.01
 
 @dataclass(frozen=True)
 class Options:
-    """One gap's text and where it may be cut, shortest first."""
+    """One gap's text and where it may be cut to something worth showing, shortest first."""
 
     filled: Filled
     #: Code points [K], features [K, F], and whether what is left is how the truth begins [K].
@@ -45,7 +45,7 @@ class Options:
 
     @classmethod
     def of(cls, filled: Filled) -> Options:
-        found = cuts(shown(filled.candidate, filled.shown), filled.kind)
+        found = [cut for cut in cuts(shown(filled.candidate, filled.shown), filled.kind) if cut.visible >= SHORTEST]
         sizes = np.array([cut.offset for cut in found], np.int64)
         features = np.array([cut.features for cut in found], np.float64).reshape(len(found), len(FEATURES))
         right = [filled.wanted.startswith(filled.shown[:size].rstrip()) for size in sizes]

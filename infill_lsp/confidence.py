@@ -47,6 +47,11 @@ FEATURES = (
     *(f"kind {shape}" for shape in get_args(Shape)),
 )
 
+#: What is shorter than so many code points, space aside, saves nobody a key: it takes one to accept it, and a look. Of
+#: 519 held-out gaps 57% had a text instead of 67%, and as many characters were saved (7.3%). Who asks for everything
+#: (`eager`, and by hand) gets these, too.
+SHORTEST = 3
+
 #: Probabilities nearer to 0 or 1 than this say no more than this.
 _LEAST = 1e-6
 
@@ -57,6 +62,8 @@ class Cut:
 
     #: Code points of the text that stay.
     offset: int
+    #: Those of them that can be seen.
+    visible: int
     #: One number for each of `FEATURES`.
     features: tuple[float, ...]
 
@@ -89,15 +96,19 @@ class Gate:
         `stands` says whether the document may be left with an edit. Text that is cut off no longer brings what it
         replaces, which then stays.
         """
-        options = [(cut.offset, self.confidence(cut)) for cut in cuts(shown(candidate, edit.text), kind)]
+        found = cuts(shown(candidate, edit.text), kind)
+        if not found:
+            return Silence("how sure the model is of the text is not known")
+        least = 1 if aggressiveness == "eager" else SHORTEST
+        options = [(cut.offset, self.confidence(cut)) for cut in found if cut.visible >= least]
+        if not options:
+            return Silence(f"the text is too short to save a key, {aggressiveness} shows {least} characters or more")
         threshold = self.thresholds[aggressiveness]
         for size in ranked(options, threshold):
             whole = size == len(edit.text)
             part = edit if whole else replace(edit, end=edit.start, text=edit.text[:size].rstrip())
             if stands(part):
                 return part
-        if not options:
-            return Silence("how sure the model is of the text is not known")
         most = max(probability for _, probability in options)
         if most >= threshold:
             return Silence(
@@ -147,7 +158,8 @@ def cuts(candidate: Candidate, kind: Kind) -> list[Cut]:
         first = step if count == 1 else first
         if is_word(text[offset - 1 : offset]) and is_word(text[offset : offset + 1]):
             continue
-        if not text[:offset].strip():
+        visible = len("".join(text[:offset].split()))
+        if not visible:
             continue
         if found and found[-1].offset == offset:  # several tokens of one character
             found.pop()
@@ -170,7 +182,7 @@ def cuts(candidate: Candidate, kind: Kind) -> list[Cut]:
             0.0 if end_prob is None else log(max(end_prob, _LEAST)),
             *(float(SHAPES[kind] == shape) for shape in get_args(Shape)),
         )
-        found.append(Cut(offset, features))
+        found.append(Cut(offset, visible, features))
     return found
 
 

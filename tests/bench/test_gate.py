@@ -72,9 +72,15 @@ def test_where_nothing_is_missing_whatever_is_shown_is_wrong():
 
 def test_a_shown_text_keeps_the_probabilities_of_its_own_tokens():
     (gap,) = world(1)
-    of = altered(gap.filled, candidate=Candidate("    ab cd ef", (0.1, 0.5, 0.6, 0.7), (4, 6, 9, 12)), shown="ab cd")
-    assert [cut.offset for cut in cuts(shown(of.candidate, of.shown), "rest")] == [2, 5]
+    of = altered(gap.filled, candidate=Candidate("    abc de fg", (0.1, 0.5, 0.6, 0.7), (4, 7, 10, 13)), shown="abc de")
+    assert [cut.offset for cut in cuts(shown(of.candidate, of.shown), "rest")] == [3, 6]
     assert gate.Options.of(of).product == pytest.approx([0.5, 0.3])
+
+
+def test_the_places_to_cut_are_those_at_which_the_product_shows_something():
+    (gap,) = world(1)
+    of = altered(gap.filled, candidate=Candidate("(a + b", (0.5,) * 4, (1, 2, 4, 6)), shown="(a + b")
+    assert gate.Options.of(of).sizes.tolist() == [4, 6]
 
 
 def test_a_text_that_is_not_the_candidates_is_not_shown():

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from infill_engine.protocol import Candidate, End
 
-from infill_lsp.confidence import FEATURES, FITTED, PRODUCT, Gate, best, cuts, fitted
+from infill_lsp.confidence import FEATURES, FITTED, PRODUCT, SHORTEST, Gate, best, cuts, fitted
 from infill_lsp.core import Edit, Kind, Silence
 from infill_lsp.settings import Aggressiveness
 
@@ -95,9 +95,9 @@ def test_the_more_eager_the_more_is_shown():
 
 
 def test_a_beginning_that_cannot_stand_alone_is_not_shown_alone():
-    of = candidate([("f", 0.99), ("(", 0.98), ("a", 0.97), (")", 0.1)])
+    of = candidate([("first", 0.99), ("(", 0.98), ("a", 0.97), (")", 0.1)])
     sure = gate(0.5, product=1.0).sure(Edit(0, 0, 0, of.text), of, "rest", stands=lambda part: "(" not in part.text)
-    assert sure == Edit(0, 0, 0, "f")
+    assert sure == Edit(0, 0, 0, "first")
     none = gate(0.5, product=1.0).sure(Edit(0, 0, 0, of.text), of, "rest", stands=lambda part: False)
     assert none == Silence("what is right with 99% cannot stand alone, or would break the file (infill.parseCheck)")
 
@@ -121,30 +121,43 @@ def test_the_installed_weights_are_those_of_the_features():
 
 
 def test_an_edit_is_cut_to_what_is_sure_and_leaves_what_it_would_have_replaced():
-    of = candidate([("a", 0.9), (" +", 0.9), (" b", 0.1), (")", 0.1), ("\n", 0.9), ("c", 0.9)])
-    whole = Edit(3, 4, 5, "a + b)\nc")
+    of = candidate([("one", 0.9), (" +", 0.9), (" b", 0.1), (")", 0.1), ("\n", 0.9), ("c", 0.9)])
+    whole = Edit(3, 4, 5, "one + b)\nc")
     sure = gate(0.5, **{"product log": 4.0, "one": 2.0}).sure(whole, of, "rest")
-    assert sure == Edit(3, 4, 4, "a +")
+    assert sure == Edit(3, 4, 4, "one +")
 
 
 def test_an_edit_that_is_sure_stays_as_it_is():
-    of, whole = candidate([("a", 0.9), ("\n", 0.9), ("b", 0.9)]), Edit(3, 4, 5, "a\nb")
+    of, whole = candidate([("one", 0.9), ("\n", 0.9), ("two", 0.9)]), Edit(3, 4, 5, "one\ntwo")
     assert gate(0.5, one=1.0).sure(whole, of, "lines") == whole
 
 
 def test_nothing_is_shown_of_an_edit_that_is_not_sure():
-    of = candidate([("a", 0.9), (" b", 0.9)])
-    assert gate(0.5, one=-1.0).sure(Edit(0, 0, 0, "a b"), of, "rest") == Silence(
+    of = candidate([("one", 0.9), (" two", 0.9)])
+    assert gate(0.5, one=-1.0).sure(Edit(0, 0, 0, "one two"), of, "rest") == Silence(
         "the text is right with 27%, balanced shows from 50%"
     )
     assert isinstance(gate(0.5, one=9.0).sure(Edit(0, 0, 0, "elsewhere"), of, "rest"), Silence)
 
 
+def test_what_is_not_worth_a_key_is_shown_to_who_asks_for_everything_alone():
+    sure = gate(0.5, one=9.0)
+    for text, least in {'"': 1, "):": 1, "\n    x\n": 1, "end": SHORTEST, "\n  }\n}\n}": SHORTEST}.items():
+        of = candidate([(text, 0.99)])
+        assert worth(sure, of, "lines", "eager") == text
+        assert bool(worth(sure, of, "lines")) == (least == SHORTEST)
+        assert bool(worth(sure, of, "lines", "quiet")) == (least == SHORTEST)
+    found = sure.sure(Edit(0, 0, 0, "):"), candidate([("):", 0.99)]), "rest")
+    assert found == Silence("the text is too short to save a key, balanced shows 3 characters or more")
+    # The longer one that is less sure is no way out.
+    assert worth(gate(0.5, product=1.0), candidate([("(", 0.99), ("self", 0.1)]), "rest") == ""
+
+
 def test_where_nothing_was_fitted_a_text_is_as_sure_as_its_tokens_together(tmp_path):
-    of = candidate([("a", 0.9), (" +", 0.8), (" b", 0.1)])
+    of = candidate([("one", 0.9), (" +", 0.8), (" b", 0.1)])
     assert fitted(tmp_path / "none.json") is PRODUCT
     for cut, sure in zip(cuts(of, "rest"), (0.9, 0.72, 0.072), strict=True):
         assert PRODUCT.confidence(cut) == pytest.approx(sure)
     found = PRODUCT.sure(Edit(0, 0, 0, of.text), of, "rest")
     assert isinstance(found, Edit)
-    assert found.text == "a +"
+    assert found.text == "one +"
