@@ -45,7 +45,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE, PLOT = ROOT / "docs" / "quality.md", ROOT / "docs" / "quality.svg"
 GAPS, SEED = 1_500, 1
 #: Gaps whose times are measured, and that are filled in several types.
-TIMED_GAPS = 200
+TIMED_GAPS = 100
 
 BASE = Row("base, prefix only", "base", without_suffix)
 BASE_TEXT = Row("base, suffix as text", "base", suffix_as_text)
