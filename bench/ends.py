@@ -3,7 +3,7 @@
 Held-out gaps that may have several lines are filled with what their authors wrote and then with what the model would
 write behind it, END forbidden. At each line end on the way the engine scores the end: by the probability of END and by
 the likelihood of the suffix there. The scores of the true end and of those before and beyond it are compared, and
-the rule that stops is fitted on some packages and tried on the others.
+the rule that chooses among them is fitted on some packages and tried on the others.
 """
 
 from __future__ import annotations
@@ -20,17 +20,20 @@ import numpy as np
 from infill_engine import gap as gap_rules
 from infill_engine.config import EngineConfig
 from infill_engine.engine import Engine
-from infill_engine.protocol import cache_dir
+from infill_engine.protocol import End, cache_dir, end_scores
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from bench.filling import Case, Forced, Model, answer, held_out, tokens_of, with_suffix
-from bench.gate import logistic_regression
 
 #: Lines that are written beyond the true end.
 BEYOND = 3
+#: Parts of the packages, of which each is judged by what the others taught.
+FOLDS = 5
+#: What pulls the weights to nothing, a gap, and steps after which they no longer move.
+RIDGE, NEWTON_STEPS = 0.01, 12
 
 
 @dataclass(frozen=True)
@@ -94,59 +97,92 @@ def _endless(model: Model, truth: Forced) -> Engine:
 
 
 #: What the rule knows of a line end.
-FEATURES = ("one", "END", "suffix", "suffix, gained", "open", "lines")
+FEATURES = ("END", "suffix", "suffix, gained", "open", "lines")
 
 
 def features(of: Ends) -> NDArray[np.float64]:
-    """[ends, FEATURES]: 1, the log-odds of END, the suffix's mean log-probability, by how much that is more than at the
+    """[ends, FEATURES]: the log-odds of END, the suffix's mean log-probability, by how much that is more than at the
     best end before (0 for the first), 1 for an open end, and the logarithm of the lines."""
     suffix = np.array([place.suffix for place in of.places])
     best = np.maximum.accumulate(suffix)
     gained = np.concatenate([[0.0], suffix[1:] - best[:-1]])
     opened, lines = [place.open for place in of.places], [math.log(place.lines) for place in of.places]
-    columns = [np.ones(len(suffix)), [place.end for place in of.places], suffix, gained, opened, lines]
+    columns = [[place.end for place in of.places], suffix, gained, opened, lines]
     return np.stack([np.asarray(column, np.float64) for column in columns], 1)
 
 
-def fit(gaps: Sequence[Ends], which: Sequence[str], ridge: float = 1.0) -> NDArray[np.float64]:
-    """Weights [FEATURES] of a logistic regression of "the gap ends here" over the ends up to the true one, those of all
-    gaps together as heavy where it ends as where it goes on; 0 for features that are not in `which`."""
-    x = np.concatenate([features(gap)[: gap.true + 1] for gap in gaps])
-    y = np.concatenate([np.arange(gap.true + 1) == gap.true for gap in gaps]).astype(np.float64)
-    share = np.where(y > 0, 0.5 / max(1.0, y.sum()), 0.5 / max(1.0, (1 - y).sum())) * len(y)
-    used = np.array([name in which or name == "one" for name in FEATURES])
-    found, count = np.zeros(len(FEATURES)), used.sum()
-    found[used] = logistic_regression(x[:, used], y, share, np.zeros(count), np.full(count, ridge))
+def fit(gaps: Sequence[Ends], which: Sequence[str] = FEATURES) -> NDArray[np.float64]:
+    """Weights [FEATURES] with which the true end is the most probable of a gap's, a softmax over their scores
+    (conditional logit: McFadden 1974, by Newton's method); 0 for features that are not in `which`."""
+    used = [i for i, name in enumerate(FEATURES) if name in which]
+    choices = [(features(gap)[:, used], gap.true) for gap in gaps]
+    weights = np.zeros(len(used))
+    for _ in range(NEWTON_STEPS):
+        gradient, curvature = -RIDGE * weights, RIDGE * np.eye(len(used))
+        for x, true in choices:
+            p = _softmax(x @ weights)
+            mean = p @ x
+            gradient += (x[true] - mean) / len(choices)
+            curvature += ((x - mean).T * p) @ (x - mean) / len(choices)
+        weights = weights + np.linalg.solve(curvature, gradient)
+    found = np.zeros(len(FEATURES))
+    found[used] = weights
     return found
+
+
+def _softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    odds = np.exp(scores - scores.max())
+    return np.asarray(odds / odds.sum())
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What a rule does, in shares of gaps: the true end is its best of all; it stops at the true end; it goes on at
-    every end before; both. A gap that ends with its first line has no end before."""
+    """Where a rule ends gaps, in shares of them: where they end, before, or beyond."""
 
-    best: float
-    stops: float
-    goes_on: float
     right: float
+    early: float
+    late: float
+
+    @classmethod
+    def of(cls, chosen: Sequence[int], gaps: Sequence[Ends]) -> Judged:
+        off = np.array([place - gap.true for place, gap in zip(chosen, gaps, strict=True)])
+        return cls(float((off == 0).mean()), float((off < 0).mean()), float((off > 0).mean()))
 
 
 def judge(gaps: Sequence[Ends], which: Sequence[str]) -> Judged:
-    """Each gap by weights that were fitted on the packages of the other half."""
-    packages = sorted({gap.package for gap in gaps})
-    best, stops, goes_on, longer = [], [], [], []
-    for side in (0, 1):
-        own = [gap for gap in gaps if packages.index(gap.package) % 2 == side]
-        weights = fit([gap for gap in gaps if packages.index(gap.package) % 2 != side], which)
-        for gap in own:
-            score = features(gap) @ weights
-            best.append(int(score.argmax()) == gap.true)
-            stops.append(score[gap.true] > 0)
-            goes_on.append(bool((score[: gap.true] <= 0).all()))
-            longer.append(gap.true > 0)
-    both = [a and b for a, b in zip(stops, goes_on, strict=True)]
-    before = [a for a, long in zip(goes_on, longer, strict=True) if long]
-    return Judged(*(float(np.mean(of)) for of in (best, stops, before, both)))
+    """Each gap by weights that were fitted on the packages of the other folds."""
+    fold = {package: i % FOLDS for i, package in enumerate(sorted({gap.package for gap in gaps}))}
+    chosen: dict[int, int] = {}
+    for own in range(FOLDS):
+        weights = fit([gap for gap in gaps if fold[gap.package] != own], which)
+        chosen |= {i: best(gap, weights) for i, gap in enumerate(gaps) if fold[gap.package] == own}
+    return Judged.of([chosen[i] for i in range(len(gaps))], gaps)
+
+
+def best(gap: Ends, weights: NDArray[np.float64]) -> int:
+    """The end with the best score, the first of equals."""
+    return int((features(gap) @ weights).argmax())
+
+
+def engine_scores(gap: Ends) -> list[float]:
+    """What the engine makes of the ends, in order."""
+    ends = [End(i, place.suffix, _logistic(place.end), place.open) for i, place in enumerate(gap.places)]
+    return end_scores(ends)
+
+
+def _logistic(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def clear_at(gap: Ends, scores: Sequence[float], margin: float) -> int:
+    """The number of the line end at which the engine stops, since the best end leads all later ones by the margin; the
+    last where it never does."""
+    for at in range(1, len(scores)):
+        leader = max(range(at + 1), key=scores.__getitem__)
+        later = [scores[i] for i in range(leader + 1, at + 1) if not gap.places[i].open]
+        if later and max(later) < scores[leader] - margin:
+            return at
+    return len(scores) - 1
 
 
 RULES = {
@@ -157,6 +193,7 @@ RULES = {
     "these, and whether it is open": ("END", "suffix", "suffix, gained", "open"),
     "all": FEATURES,
 }
+MARGINS = (0.5, 1.0, 1.5, 2.0, 3.0, 5.0, math.inf)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -167,8 +204,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--corpus", type=Path, default=cache_dir() / "corpus")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="keep the scores in this file")
+    parser.add_argument("--scored", type=Path, help="the scores from such a file, without filling anything")
     options = parser.parse_args(arguments)
+    if options.scored:
+        report(read(options.scored))
+        return
     gap_rules.CLEAR_MARGIN = math.inf
     model = Model.load(EngineConfig(model=options.model, threads=options.threads))
     draw, truth = held_out(options.corpus, options.seed), Forced(model.engine._denoiser.facts.end_id)
@@ -180,21 +221,37 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def report(gaps: Sequence[Ends]) -> None:
-    """Prints how often each rule is right, and the weights of the last."""
+    """Prints how often each rule is right, the weights of each, and what stopping early costs the engine."""
     ends = [len(gap.places) for gap in gaps]
     print(
-        f"{len(gaps)} gaps, {sum(gap.true for gap in gaps)} ends before the true ones; a guess among all ends is right"
+        f"{len(gaps)} gaps, {sum(gap.true for gap in gaps)} ends before the true ones and up to {BEYOND} beyond each;"
     )
-    print(f"in {np.mean([1 / n for n in ends]):.0%}; decided by weights fitted on other packages")
+    print(f"a guess is right in {np.mean([1 / n for n in ends]):.0%}; decided by weights fitted on other packages")
+    scores = [engine_scores(gap) for gap in gaps]
+    judged = {name: judge(gaps, which) for name, which in RULES.items()}
+    judged["the engine's, as it stands"] = Judged.of([of.index(max(of)) for of in scores], gaps)
     table = Table(box=None)
-    for i, name in enumerate(("rule", "best of all", "stops", "goes on", "both")):
+    for i, name in enumerate(("the best end by", "is the true one", "comes before", "comes after")):
         table.add_column(name, justify="right" if i else "left")
-    for name, which in RULES.items():
-        of = judge(gaps, which)
-        table.add_row(name, *(f"{share:.0%}" for share in (of.best, of.stops, of.goes_on, of.right)))
+    for name, of in judged.items():
+        table.add_row(name, *(f"{share:.1%}" for share in (of.right, of.early, of.late)))
     Console().print(table)
     for name, which in RULES.items():
-        print(name, {f: round(float(w), 3) for f, w in zip(FEATURES, fit(gaps, which), strict=True) if w})
+        print(name, {f: round(float(w), 2) for f, w in zip(FEATURES, fit(gaps, which), strict=True) if w})
+    table = Table(box=None)
+    for name in ("the engine stops where the best leads by", "ends beyond the true one", "is the true one"):
+        table.add_column(name, justify="right")
+    for margin in MARGINS:
+        stops = [clear_at(gap, of, margin) for gap, of in zip(gaps, scores, strict=True)]
+        chosen = [of[: stop + 1].index(max(of[: stop + 1])) for of, stop in zip(scores, stops, strict=True)]
+        beyond = np.mean([max(stop - gap.true, 0) for stop, gap in zip(stops, gaps, strict=True)])
+        table.add_row(f"{margin:g}", f"{beyond:.1f}", f"{Judged.of(chosen, gaps).right:.1%}")
+    Console().print(table)
+
+
+def read(path: Path) -> list[Ends]:
+    """The scored gaps that `--out` has written."""
+    return [msgspec.json.decode(line, type=Ends) for line in path.read_bytes().splitlines()]
 
 
 if __name__ == "__main__":
