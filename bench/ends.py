@@ -68,7 +68,7 @@ def scored(case: Case, model: Model, truth: Forced) -> Ends | None:
     if request.max_lines == 1 or request.tail.strip() or not request.suffix.strip():
         return None
     request = msgspec.structs.replace(request, max_lines=lines + BEYOND, max_tokens=256, min_indent=None)
-    truth.begin(tokens_of(case.truth, request, model.tokenizer))
+    truth.begin(tokens_of(case.truth, request, model.tokenizer), one_line=False)
     candidate, _ = answer(_endless(model, truth), request)
     found = [end for end in candidate.ends if end.suffix_logprob is not None]
     offsets = [end.offset for end in found]
@@ -212,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     gap_rules.CLEAR_MARGIN = math.inf
     model = Model.load(EngineConfig(model=options.model, threads=options.threads))
-    draw, truth = held_out(options.corpus, options.seed), Forced(model.engine._denoiser.facts.end_id)
+    draw, truth = held_out(options.corpus, options.seed), Forced(model.codec, model.engine._denoiser.facts.end_id)
     cases = [draw(i) for i in range(options.gaps)]
     kept = [one for case in track(cases) if (one := scored(case, model, truth)) is not None]
     if options.out:

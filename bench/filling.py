@@ -11,7 +11,7 @@ import dataclasses
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -221,24 +221,28 @@ class _Unhealed(LineTokenizer):
 
 class Forced:
     """A `CommitPolicy` that writes the truth, as long as the model would not end there, and then what the model
-    says."""
+    says. A gap of one line ends with END and with a line break."""
 
-    def __init__(self, end_id: int) -> None:
+    def __init__(self, codec: Codec, end_id: int) -> None:
         self._end_id = end_id
+        self._breaks = {i for i, piece in enumerate(codec.tokens) if piece.startswith(b"\n")}
+        self._ends: Container[int] = ()
         self.truth: Sequence[int] = ()
         #: Tokens of the truth that were written, and those of them that the model would have written.
         self.forced = self.agreed = 0
 
-    def begin(self, truth: Sequence[int]) -> None:
+    def begin(self, truth: Sequence[int], one_line: bool) -> None:
         self.truth, self.forced, self.agreed = truth, 0, 0
+        self._ends = {self._end_id} | (self._breaks if one_line else set())
 
     def step(self, canvas: Canvas, rows: Rows) -> Canvas:
         said = rows.token[0]
         if canvas.frontier >= len(self.truth):
             return canvas.commit([said])
         self.forced += 1
-        self.agreed += said == self.truth[canvas.frontier]
-        return canvas.commit([said if said == self._end_id else self.truth[canvas.frontier]])
+        wanted = self.truth[canvas.frontier]
+        self.agreed += said == wanted
+        return canvas.commit([said if said in self._ends and wanted not in self._ends else wanted])
 
 
 #: How a gap is put to a model.
@@ -257,6 +261,7 @@ def with_suffix(case: Case, model: Model) -> InfillRequest:
         tail=gap.tail,
         suffix=gap.suffix,
         max_lines=min(gap.max_lines, Settings().max_lines),
+        open_lines=gap.open_lines,
         min_indent=gap.min_indent,
         deadline_ms=DEADLINE_MS,
     )
@@ -430,7 +435,7 @@ class Runner:
             request = replace(request, workspace=case.package, path=case.path)
         torch.set_num_threads(model.threads)
         if forced:
-            forced.begin(tokens_of(case.truth, request, engine._tokenizer))
+            forced.begin(tokens_of(case.truth, request, engine._tokenizer), request.max_lines == 1)
         complete(engine.prime(request))
         began = time.perf_counter()
         written, final = answer(engine, request)
@@ -464,7 +469,7 @@ class Runner:
         # An engine of its own, which remembers no other decoder's text.
         if row not in self._decoders:
             model = self.model(row.model)
-            forced = Forced(model.engine._denoiser.facts.end_id) if row.forced else None
+            forced = Forced(model.codec, model.engine._denoiser.facts.end_id) if row.forced else None
             policy = forced or VerifiedPolicy(model.engine._config.mask_prob)
             if row.memory and row.model not in self._projects:
                 self._projects[row.model] = Projects(self._corpus, model.codec)

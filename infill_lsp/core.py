@@ -111,6 +111,9 @@ class Gap:
     closer: str = ""
     #: What the string or comment around the gap ends with, behind the gap on its own line; "" elsewhere.
     quote: str = ""
+    #: Lines a gap of one line may have after all where that line opens what it does not close: one statement, or one
+    #: entry of a list. 0: it stays one line.
+    open_lines: int = 0
     #: What the document indents by: spaces, or a tab.
     indent_unit: str = "    "
     #: First and last row of the innermost definition around the gap, None outside of definitions.

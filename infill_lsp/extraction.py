@@ -47,6 +47,8 @@ MAX_SUFFIX = 32 * 1024
 #: Lines of an empty body, and of a place where a block could go on or end.
 BODY_LINES = 12
 BLOCK_END_LINES = 8
+#: Of a line that opens something above its sibling.
+STATEMENT_LINES = 8
 #: Lines on each side of the cursor that say what the document indents by.
 INDENTED_LINES = 200
 #: Lines of comments that are looked behind for code, 10 us each; in a longer comment its own lines stand for that.
@@ -93,6 +95,7 @@ def cut(snapshot: Snapshot, trigger: Trigger) -> Gap | Silence:
         closes=shape.closes,
         closer=shape.closer,
         quote=shape.quote,
+        open_lines=shape.open_lines,
         indent_unit=_indent_unit(snapshot),
         definition=_definition(snapshot),
     )
@@ -161,6 +164,7 @@ class _Shape:
     closes: Closes
     closer: str = ""
     quote: str = ""
+    open_lines: int = 0
 
 
 def _shape(snapshot: Snapshot) -> _Shape:
@@ -186,7 +190,9 @@ def _shape(snapshot: Snapshot) -> _Shape:
     next_column = -1 if below is None else indentation(snapshot.lines[below])
     definition = _begins_definition(snapshot, below)
     if next_column >= column and not definition and not closes:
-        return _Shape("line", 1, None, "sibling")
+        # Above its sibling a line may open what it closes again; above what stands deeper it opens that.
+        opens = next_column == column and snapshot.tree is not None
+        return _Shape("line", 1, None, "sibling", open_lines=STATEMENT_LINES if opens else 0)
     if closes:
         ends = "closer"
     elif below is None and not column:

@@ -248,6 +248,7 @@ class _Filling:
             tail=gap.tail,
             suffix=gap.suffix,
             max_lines=gap.max_lines,
+            open_lines=gap.open_lines,
             max_tokens=MOST_TOKENS,
             min_indent=gap.min_indent,
             avoid=("",),  # Whoever asks for it wants something there.

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 
+from infill_engine.gap import is_open
 from infill_engine.protocol import Candidate, best_end, end_scores
 from msgspec import structs
 
@@ -220,10 +221,11 @@ def _why_noise(whole: str, written: str, text: str) -> str:
 
 def _to_best_end(candidate: Candidate, gap: Gap, place: _Place) -> str:
     """Up to the end where the gap is most probably over, of those where the document parses best; a gap of one line
-    ends with that line."""
+    ends with that line, unless it opens what the next ones close."""
     text = candidate.text
     if gap.max_lines == 1:
-        return text.partition("\n")[0]
+        line = text.partition("\n")[0]
+        return text if gap.open_lines > 1 and is_open(line) else line
     best = best_end(candidate.ends)
     if best is None:
         return text
@@ -237,9 +239,9 @@ def _to_best_end(candidate: Candidate, gap: Gap, place: _Place) -> str:
 
 
 def _within_limits(text: str, gap: Gap) -> str:
-    """The lines before the first that is indented too little to be the gap's, `gap.max_lines` at most."""
-    first, *later = text.split("\n")[: gap.max_lines]
-    least = gap.min_indent or 0
+    """The lines before the first that is indented too little to be the gap's, as many as it may have."""
+    first, *later = text.split("\n")[: max(gap.max_lines, gap.open_lines)]
+    least = indentation(gap.head) if gap.max_lines == 1 else gap.min_indent or 0
     return "\n".join([first, *takewhile(lambda line: not line.strip() or indentation(line) >= least, later)])
 
 

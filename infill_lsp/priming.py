@@ -32,7 +32,7 @@ ABOVE, BELOW = 20, 6
 HEADER = 3
 #: Words that are asked for at most, the rarest ones, and how many chunks all of them together may be in: BM25 looks at
 #: each of these, some 2 us a chunk, and frequent words say little.
-MOST_WORDS, MOST_CHUNKS = 8, 800
+MOST_WORDS, MOST_CHUNKS = 8, 500
 #: A word in a larger share of the chunks than this (and in more than a few) says nothing, as those of the language.
 MOST_SHARE, FEW = 0.2, 3
 #: Characters above and below the cursor that a model sees whatever it is given besides.

@@ -249,6 +249,7 @@ class Suggestions:
         purpose: str = "",
     ) -> InfillRequest:
         workspace, path = self._host.place(snapshot.uri)
+        most_lines = self._host.settings_of(snapshot.uri).max_lines
         return InfillRequest(
             client=self._host.client_id,
             document=document_name(snapshot.uri, purpose),
@@ -261,7 +262,8 @@ class Suggestions:
             workspace=workspace,
             path=path,
             snippets=snippets,
-            max_lines=min(gap.max_lines, self._host.settings_of(snapshot.uri).max_lines),
+            max_lines=min(gap.max_lines, most_lines),
+            open_lines=min(gap.open_lines, most_lines),
             min_indent=gap.min_indent,
             min_prob=fitted().floor,
             priority=priority,

@@ -154,7 +154,8 @@ class OpenFilling:
             most = max(request.max_tokens, facts.lengths[0])
             run.search = LengthSearch([n for n in facts.lengths if n <= most], facts.bias)
             return cast(int, run.search.length)
-        room = max(LINE_SLOTS if request.max_lines == 1 else request.max_tokens, 0 if run.right else facts.least)
+        one_line = request.max_lines == 1 and request.open_lines <= 1
+        room = max(LINE_SLOTS if one_line else request.max_tokens, 0 if run.right else facts.least)
         return next((n for n in facts.lengths if n >= room), facts.lengths[-1])
 
     def next_pass(self, run: OpenRun) -> Pass:

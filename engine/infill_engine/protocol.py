@@ -89,6 +89,9 @@ class InfillRequest(msgspec.Struct, frozen=True, kw_only=True):
     snippets: tuple[Snippet, ...] = ()
     #: Lines the gap may have at most: 1 means that it ends at the first newline.
     max_lines: int = 1
+    #: A gap of one line goes on if that line opens what it does not close, up to where that is closed again, with so
+    #: many lines at most: one statement, or one entry of a list. 0: it never does.
+    open_lines: int = 0
     max_tokens: int = 128
     #: The text breaks off behind the first token with which the product of its tokens' probabilities is less than this:
     #: for who shows no part of a text that is less sure. 0: it does not.

@@ -188,6 +188,8 @@ def test_other_files_of_the_package_are_remembered_where_a_row_asks_for_it(tmp_p
         ("a + b * c", "a + b", False),
         ("a - b", "a + b", True),
         ("a", "a + b", False),
+        ("a\nb", "a + b", False),
+        ("a + b\nc", "a + b", True),
     ],
 )
 def test_an_end_is_judged_with_the_truth_before_it(tmp_path, said, truth, ended):
@@ -198,7 +200,7 @@ def test_an_end_is_judged_with_the_truth_before_it(tmp_path, said, truth, ended)
     assert of.ended is ended
     assert of.agreed is not None
     assert of.forced is not None
-    assert of.agreed == of.forced - (said in ("a", "a - b"))
+    assert of.agreed == of.forced - (said in ("a", "a - b", "a\nb"))
 
 
 def test_the_truth_is_written_over_several_lines(tmp_path):
@@ -216,7 +218,7 @@ def test_a_forced_policy_begins_anew_with_each_gap(tmp_path):
     first = runner.fill(row, case())
     second = runner.fill(row, case())
     assert (first.forced, first.agreed) == (second.forced, second.agreed) == (5, 5)
-    assert Forced(1).truth == ()
+    assert Forced(model({}).codec, 1).truth == ()
 
 
 def test_a_run_goes_on_where_it_was_broken_off(tmp_path):

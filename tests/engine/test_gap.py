@@ -56,6 +56,37 @@ def test_a_tab_is_eight_columns():
     assert reason == "end"
 
 
+STATEMENTS = [
+    ("if err != nil {\n\t\treturn err\n\t}\n\tx()", "\t", "if err != nil {\n\t\treturn err\n\t}"),
+    ("x = f(\n        1,\n    )\n    y", "    ", "x = f(\n        1,\n    )"),
+    ("if a:\n        b()\n        c()\n    d()", "    ", "if a:\n        b()\n        c()"),
+    ("if a:\n    b()\n\nc()", "", "if a:\n    b()"),
+    ("if (a) {\n  b()\n} else {\n  c()\n}\nd()", "", "if (a) {\n  b()\n} else {\n  c()\n}"),
+    ("'a': [\n    1,\n  ],\n  'b': 2,", "  ", "'a': [\n    1,\n  ],"),
+    ("x = f(1,\n      2)\ny = 1", "", "x = f(1,\n      2)"),
+    ("a = 1\nb = [\n", "", "a = 1"),
+    ("if a:\n  b()", "    ", "if a:"),
+]
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize(("text", "head", "expected"), STATEMENTS)
+def test_a_line_that_opens_something_goes_on_until_that_is_closed(text, head, expected, size):
+    gap, reason = write(text, head=head, open_lines=8, size=size)
+    assert (gap.candidate().text, reason) == (expected, "end")
+
+
+@pytest.mark.parametrize(("text", "head", "expected"), STATEMENTS)
+def test_where_it_may_not_a_gap_of_one_line_has_one_line(text, head, expected):
+    gap, reason = write(text, head=head)
+    assert (gap.candidate().text, reason) == (text.partition("\n")[0], "end")
+
+
+def test_what_is_never_closed_ends_at_the_limit():
+    gap, reason = write("x = [\n" + "  1,\n" * 20, open_lines=4)
+    assert (gap.candidate().text, reason) == ("x = [\n  1,\n  1,\n  1,", "limit")
+
+
 def test_blank_lines_do_not_count_as_lines():
     gap, reason = write("\n    a\n\n    b\n    c", max_lines=2, min_indent=1)
     assert reason == "limit"

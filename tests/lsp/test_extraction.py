@@ -14,6 +14,7 @@ from infill_lsp.extraction import (
     MAX_LINE,
     MAX_PREFIX,
     MAX_SUFFIX,
+    STATEMENT_LINES,
     cut,
     indentation,
 )
@@ -144,6 +145,22 @@ def test_a_language_without_a_grammar_goes_by_brackets_and_indentation(
 ) -> None:
     gap = gap_of(at(source, language="tcl"))
     assert (gap.kind, gap.max_lines, gap.min_indent) == (kind, max_lines, min_indent)
+
+
+@pytest.mark.parametrize(
+    ("source", "open_lines"),
+    [
+        ("def f():\n    a = 1\n    |\n    b = 2\n", STATEMENT_LINES),
+        ("x = {\n    |\n    'b': 2,\n}\n", STATEMENT_LINES),
+        ("def f():\n    |\n        b = 2\n", 0),
+        ("def f():\n|\n    b = 2\n", 0),
+        ("def f():\n    a = |\n    b = 2\n", 0),
+        ("def f():\n    a = 1\n    |\n", 0),
+        ('"""\n|\nText.\n"""\n', 0),
+    ],
+)
+def test_only_a_line_above_its_sibling_may_open_something(source: str, open_lines: int) -> None:
+    assert gap_of(at(source)).open_lines == open_lines
 
 
 def test_of_a_long_comment_the_lines_stand_for_the_code_behind_it() -> None:

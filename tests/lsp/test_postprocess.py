@@ -276,8 +276,8 @@ BODY = "a = 1\n    b = 2\n    c = 3"
         ([End(5, None, 0.9), End(15, None, 0.1)], 2),
         ([End(5, -1.0, 0.1), End(15, -0.5, 0.1), End(25, -2.0, 0.2)], 2),
         # A suffix that is likelier than before says more than one that is likely.
-        ([End(5, -1.0, 0.3), End(15, -0.5, 0.1), End(25, -2.0, 0.3)], 1),
-        ([End(5, -2.0, 0.3), End(15, -0.5, 0.1), End(25, -2.0, 0.3)], 2),
+        ([End(5, -1.0, 0.3), End(15, -0.8, 0.1), End(25, -2.0, 0.3)], 1),
+        ([End(5, -2.0, 0.3), End(15, -0.8, 0.1), End(25, -2.0, 0.3)], 2),
         ([End(5, -0.5, 0.1), End(15, -0.5, 0.9), End(25, -2.0, 0.2)], 2),
         # The model said that it is done.
         ([End(5, -0.5, 0.1), End(15, -0.5, 0.1), End(25, None, 0.9)], 3),
@@ -299,6 +299,24 @@ def test_a_body_does_not_end_before_it_begins() -> None:
 
 def test_ends_do_not_cut_a_gap_of_one_line() -> None:
     assert result("x = |\n", Candidate("foo(a)\nb", ends=(End(3, -0.1, 0.9),))) == "x = foo(a)\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "candidate", "expected"),
+    [
+        (
+            "def f(a):\n    |\n    return 1\n",
+            "if not a:\n        return 0",
+            "def f(a):\n    if not a:\n        return 0\n    return 1\n",
+        ),
+        ("x = {\n  |\n  'b': 2,\n}\n", "'a': [\n    1,\n  ],", "x = {\n  'a': [\n    1,\n  ],\n  'b': 2,\n}\n"),
+        ("x = 1\n|\ny = 2\n", "a = 1\nb = 2", "x = 1\na = 1\ny = 2\n"),
+        # The header of what stands deeper below it brings no body of its own.
+        ("x = 1\n|\n    y = 2\n", "if x:\n    z()", "x = 1\nif x:\n    y = 2\n"),
+    ],
+)
+def test_above_its_sibling_a_line_may_bring_what_it_opens(source: str, candidate: str, expected: str) -> None:
+    assert result(source, candidate) == expected
 
 
 def test_text_that_looks_like_markup_is_plain_text() -> None:
