@@ -618,8 +618,8 @@ class Engine:
         frontier, text, finished_line = run.canvas.frontier, run.text, False
         for i, token in enumerate(after.committed[frontier:]):
             if token == self._denoiser.facts.end_id:
-                if run.following and rows.prob[i] < SURE_END:
-                    # One place to end among others: what would come instead is asked for first.
+                if (run.following and rows.prob[i] < SURE_END) or text.is_begun:
+                    # One place to end among others, or none: what would come instead is asked for first.
                     run.refused = frontier + i, rows.prob[i]
                     return replace(after, committed=after.committed[: frontier + i], proposal=()), None, finished_line
                 text.score(text.length, None, rows.prob[i])

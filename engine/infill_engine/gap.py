@@ -56,6 +56,12 @@ class GapText:
         return len(self._bytes) - len(self.rest)
 
     @property
+    def is_begun(self) -> bool:
+        """Whether a gap of one line has become several, and what they opened is not closed yet."""
+        gap = self._gap
+        return self.request.max_lines == 1 and b"\n" in gap and is_open(gap.decode(errors="ignore"))
+
+    @property
     def probs(self) -> list[float]:
         """The probability of each token."""
         return self._probs
@@ -178,7 +184,9 @@ class GapText:
 
 def is_open(text: str) -> bool:
     """Whether a gap that ends with `text` would leave something open: more brackets than it closes, those in strings of
-    one line left out, or an opener or operator at its end."""
+    one line left out, a string of several lines, or an opener or operator at its end."""
+    if any(text.count(quotes) % 2 for quotes in ('"""', "'''")):
+        return True
     code = _STRING.sub('""', text).rstrip()
     unclosed = sum(map(code.count, "([{")) > sum(map(code.count, ")]}"))
     return unclosed or code.endswith(_UNFINISHED)

@@ -530,6 +530,15 @@ def test_an_end_that_is_sure_is_the_end():
     assert (text, final.reason) == ("\n  a\n  b", "end")
 
 
+@pytest.mark.parametrize("proposals", [0, 4])
+@pytest.mark.parametrize(("text", "ends"), [("g(\n  a\n)", True), ("g(\n  a", False), ("g(", True)])
+def test_a_line_that_opened_something_does_not_end_within_it(proposals, text, ends):
+    engine = Engine("fake", FakeDenoiser({"f: ": text}), ByteCodec(), replace(CONFIG, proposal_tokens=proposals))
+    written, final, _ = run(engine, request(head="f: ", suffix="\nend\n", open_lines=8, max_tokens=24))
+    assert written.startswith(text)
+    assert (final.reason, written == text) == ("end" if ends else "limit", ends)
+
+
 def test_another_answer_begins_otherwise_and_leaves_the_first_to_be_typed():
     """Not with the same word behind other space."""
     engine, _ = build({"return ": "total", "eturn ": "  tokens", "turn ": "  b"})

@@ -215,6 +215,9 @@ def test_an_open_end_is_no_evidence_that_the_gap_is_over():
         ("", False),
         ("    \n", False),
         ("don't", False),
+        ('"""Says', True),
+        ("'''\n(", True),
+        ('"""Says."""', False),
     ],
 )
 def test_a_text_that_opens_what_it_does_not_close_is_open(text, opened):
