@@ -44,6 +44,8 @@ from infill_lsp.gaps import Authored
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, PLOT = ROOT / "docs" / "quality.md", ROOT / "docs" / "quality.svg"
 GAPS, SEED = 1_500, 1
+#: Gaps of what needs fewer to be told: where texts end and what they are made of, and how many tokens a pass writes.
+PART, FEW = 600, 300
 #: Gaps whose times are measured, and that are filled in several types.
 TIMED_GAPS = 100
 
@@ -58,7 +60,9 @@ BASE_MEMORY = replace(BASE_BLOCK, name="base, suffix as a block, memory", propos
 MEMORY = replace(BOTH, name="ours, memory and masks", memory=True)
 #: As an editor asks: no further than somebody may be shown.
 SERVED = replace(MEMORY, name="ours, memory and masks, as far as an editor asks", min_prob=fitted().floor)
-DECODERS = (BASE, BASE_TEXT, BASE_BLOCK, BASE_MEMORY, OURS, MASKS, LOOKUP, BOTH, MEMORY)
+DECODERS = (BASE, BASE_TEXT, BASE_BLOCK, BASE_MEMORY, OURS, MEMORY)
+#: Ways to write the same text, one token a pass or several.
+WAYS = (OURS, MASKS, LOOKUP, BOTH)
 #: The same with the truth written for them.
 FORCED = tuple(replace(row, forced=True) for row in (BASE_BLOCK, OURS))
 ABLATIONS = (
@@ -66,7 +70,7 @@ ABLATIONS = (
     replace(OURS, name="ours, the text before the gap tokenised as it stands", healing=False),
 )
 BF16 = replace(OURS, name="ours, bf16", model="ours bf16")
-PROBLEMS = (BASE, BASE_TEXT, BASE_BLOCK, OURS, BOTH)
+PROBLEMS = (BASE, BASE_TEXT, BASE_BLOCK, OURS)
 
 #: A stratum in which the gate shows something this seldom is called silent.
 SILENT = 0.2
@@ -86,11 +90,12 @@ def configs(model: str, dtype: str, threads: int) -> dict[str, EngineConfig]:
 
 @dataclass(frozen=True)
 class Results:
-    """What tables are made of. Every decoder has the same gaps, but where a row has fewer."""
+    """What tables are made of. Every decoder of one table has the same gaps."""
 
     seed: int
     #: By row name.
     decoders: Rows
+    ways: Rows
     forced: Rows
     ablations: Rows
     types: Rows
@@ -102,12 +107,7 @@ class Results:
     @property
     def served(self) -> Sequence[Filled]:
         """As the product fills gaps: with the memory."""
-        return self.decoders.get(MEMORY.name, self.alone)
-
-    @property
-    def alone(self) -> Sequence[Filled]:
-        """The best of our decoders without the memory that is there: their texts are the same, but not how soon."""
-        return next(self.decoders[row.name] for row in (BOTH, LOOKUP, OURS) if row.name in self.decoders)
+        return self.decoders.get(MEMORY.name, self.decoders[OURS.name])
 
 
 # The runs.
@@ -122,31 +122,42 @@ def run(arguments: argparse.Namespace, job: int | None = None) -> dict[str, dict
     files: dict[str, dict[str, tuple[str, int]]] = {}
 
     def fill(
-        suite: str, tables: Mapping[str, Sequence[Row]], count: int, draw: Callable[[int], Case], apart: bool = False
+        suite: str, tables: Mapping[str, tuple[Sequence[Row], int]], draw: Callable[[int], Case], apart: bool = False
     ) -> None:
-        """apart: what has the machine to itself."""
+        """tables: of which rows each is, and of how many gaps; apart: what has the machine to itself."""
         if apart and job is not None:
             return
-        served = {name: [row for row in rows if runner.serves(row)] for name, rows in tables.items()}
-        indices = range(count) if job is None else range(job, count, arguments.jobs)
-        # All rows of a gap one after the other, whichever table they are in: they share what is encoded.
-        rows = list(dict.fromkeys(itertools.chain.from_iterable(served.values())))
-        steps = runner.run(rows, suite, indices, draw)
-        for _ in track(steps, f"{suite}, {len(rows)} decoders", total=len(indices), disable=bool(job)):
-            pass
-        for name, of in served.items():
+        served = {name: ([row for row in of if runner.serves(row)], count) for name, (of, count) in tables.items()}
+        first = 0
+        for last in sorted({count for _, count in served.values()}):
+            indices = range(first, last) if job is None else range(first + job, last, arguments.jobs)
+            # All rows of a gap one after the other, whichever table they are in: they share what is encoded.
+            wanted = [of for of, count in served.values() if count >= last]
+            rows = list(dict.fromkeys(itertools.chain.from_iterable(wanted)))
+            steps = runner.run(rows, suite, indices, draw)
+            for _ in track(steps, f"{suite}, {len(rows)} decoders", total=len(indices), disable=bool(job)):
+                pass
+            first = last
+        for name, (of, count) in served.items():
             files[name] = {row.name: (runner.store(row, suite).path.name, count) for row in of}
 
     draw = held_out(arguments.corpus, arguments.seed)
-    tables = {"decoders": DECODERS, "forced": FORCED, "ablations": (OURS, *ABLATIONS)}
-    fill(f"gaps-{arguments.seed}", tables, arguments.gaps, draw)
+    gaps, part, few, timed = (min(count, arguments.gaps) for count in (arguments.gaps, PART, FEW, TIMED_GAPS))
+    tables = {
+        "decoders": (DECODERS, gaps),
+        "forced": (FORCED, part),
+        "ablations": ((OURS, *ABLATIONS), part),
+        "ways": (WAYS, few),
+    }
+    fill(f"gaps-{arguments.seed}", tables, draw)
     for subset in get_args(humaneval.Subset) if arguments.problems != 0 else ():
         problems = list(humaneval.problems(arguments.data / "human-eval-infilling", subset))
         Random(arguments.seed).shuffle(problems)  # so that a few of them are of all functions
         count = min(arguments.problems or len(problems), len(problems))
-        fill(f"{subset}-{arguments.seed}", {subset: PROBLEMS}, count, partial(case_of, problems))
-    timed = {"timed": (*DECODERS, SERVED), "types": (replace(OURS, name=f"ours, {arguments.dtype}"), BF16)}
-    fill(f"timed-{arguments.seed}", timed, min(TIMED_GAPS, arguments.gaps), draw, apart=True)
+        fill(f"{subset}-{arguments.seed}", {subset: (PROBLEMS, count)}, partial(case_of, problems))
+    types = (replace(OURS, name=f"ours, {arguments.dtype}"), BF16)
+    in_time = tuple(dict.fromkeys((*DECODERS[:-1], *WAYS, MEMORY, SERVED)))
+    fill(f"timed-{arguments.seed}", {"timed": (in_time, timed), "types": (types, timed)}, draw, apart=True)
     return files
 
 
@@ -178,7 +189,8 @@ def read(files: Mapping[str, Mapping[str, tuple[str, int]]], folder: Path, seed:
         return found
 
     problems = {subset: rows(subset) for subset in get_args(humaneval.Subset) if subset in files}
-    return Results(seed, rows("decoders"), rows("forced"), rows("ablations"), rows("types"), rows("timed"), problems)
+    tables = {name: rows(name) for name in ("decoders", "ways", "forced", "ablations", "types", "timed")}
+    return Results(seed, **tables, problems=problems)
 
 
 # The tables.
@@ -197,8 +209,6 @@ def of_decoders(decoders: Rows, timed: Rows) -> str:
         "similarity",
         "first line",
         "exact to the base's",
-        "passes a gap",
-        "tokens a pass",
         "median ms",
     ]
     rows = []
@@ -211,12 +221,33 @@ def of_decoders(decoders: Rows, timed: Rows) -> str:
                 alike(filled),
                 share(filled, lambda of: of.first_line).percent(),
                 against(filled, base, lambda of: of.exact),
+                f"{statistics.median(of.ms for of in timed[name]):.0f}",
+            ]
+        )
+    return table(header, rows)
+
+
+def of_ways(ways: Rows, timed: Rows) -> str:
+    """How many passes the same texts take."""
+    first = next(iter(ways.values()))
+    rows = []
+    for name, filled in ways.items():
+        rows.append(
+            [
+                name,
+                exact(filled),
+                share(list(zip(filled, first, strict=True)), lambda of: of[0].chosen == of[1].chosen).percent(),
                 f"{statistics.fmean(of.steps for of in filled):.1f}",
                 ratio([of.tokens for of in filled], [of.steps for of in filled]).number(),
                 f"{statistics.median(of.ms for of in timed[name]):.0f}",
             ]
         )
-    return table(header, rows)
+    return table(["decoder", "exact", "same text as the first", "passes a gap", "tokens a pass", "median ms"], rows)
+
+
+def first_of(rows: Rows, row: Row, count: int) -> Rows:
+    """The first gaps of a row, if it is there."""
+    return {row.name: rows[row.name][:count]} if row.name in rows else {}
 
 
 def of_strata(
@@ -339,8 +370,8 @@ class Shown:
         texts = {
             "base with its suffix block": results.decoders[BASE_BLOCK.name],
             "base with its suffix block and the memory": results.decoders.get(BASE_MEMORY.name),
-            "ours": results.alone,
-            "ours with the memory": results.served if results.served is not results.alone else None,
+            "ours": results.decoders[OURS.name],
+            "ours with the memory": results.decoders.get(MEMORY.name),
         }
         options = {name: [gate.Options.of(one) for one in filled] for name, filled in texts.items() if filled}
         ways = {
@@ -431,17 +462,24 @@ shown. A decoder that is missing is one that the model cannot do.
         "By how the gap was made, and by language:\n",
         *(of_strata("exact", results.decoders, by, exact) for by in (made, language)),
         *(of_strata("similarity", results.decoders, by, alike) for by in (made, language)),
-        *(of_strata("passes, time", results.timed, by, passes_and_ms) for by in (made, language)),
-        """## Where a text ends
+        f"""## How soon it is there
 
-Here the truth is written for the model, token by token, as long as it would not end before, and from its end on the
-model writes. *End right*: the edit makes the document that was. *Of the model*: its own text, at the end chosen for
-it, is the truth. *In its own text*: of the texts above which are the truth, or begin with it, or are its beginning,
-those that are the truth.
+The same texts, written one token a pass or several, which masks and look-up propose and the next pass confirms; of the
+first {len(results.ways[OURS.name])} gaps, the memory's of as many. Below, over the gaps whose times were measured,
+passes and milliseconds of all decoders.
+""",
+        of_ways({**results.ways, **first_of(results.decoders, MEMORY, len(results.ways[OURS.name]))}, results.timed),
+        *(of_strata("passes, time", results.timed, by, passes_and_ms) for by in (made, language)),
+        f"""## Where a text ends
+
+Of the first {len(results.forced[OURS.name])} gaps. Here the truth is written for the model, token by token, as long
+as it would not end before, and from its end on the model writes. A gap of one line ends with a line break, too. *End
+right*: the edit makes the document that was. *Of the model*: its own text, at the end chosen for it, is the truth. *In its own
+text*: of the texts above which are the truth, or begin with it, or are its beginning, those that are the truth.
 """,
         of_ends(results.forced, results.decoders),
         *(of_strata("end right", results.forced, by, exact) for by in (made, language)),
-        "## What it is made of\n",
+        f"## What it is made of\n\nOf the first {len(results.ablations[OURS.name])} gaps.\n",
         of_variants(results.ablations, timed=False),
         "In other types, over the gaps whose times were measured:\n",
         of_variants(results.types, timed=True),
