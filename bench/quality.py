@@ -474,8 +474,8 @@ passes and milliseconds of all decoders.
 
 Of the first {len(results.forced[OURS.name])} gaps. Here the truth is written for the model, token by token, as long
 as it would not end before, and from its end on the model writes. A gap of one line ends with a line break, too. *End
-right*: the edit makes the document that was. *Of the model*: its own text, at the end chosen for it, is the truth. *In its own
-text*: of the texts above which are the truth, or begin with it, or are its beginning, those that are the truth.
+right*: the edit makes the document that was. *Of the model*: its own text, at the end chosen for it, is the truth. *In
+its own text*: of the texts above which are the truth, or begin with it, or are its beginning, those that are the truth.
 """,
         of_ends(results.forced, results.decoders),
         *(of_strata("end right", results.forced, by, exact) for by in (made, language)),
