@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 
-from infill_engine.gap import is_open
-from infill_engine.protocol import Candidate, best_end, end_scores
+from infill_engine.protocol import Candidate, best_end, end_scores, is_open
 from msgspec import structs
 
 from infill_lsp.confidence import Gate

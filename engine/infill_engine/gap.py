@@ -6,12 +6,11 @@ when there is no use in going on.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from infill_engine.protocol import Candidate, End, InfillRequest, Reason, end_scores
+from infill_engine.protocol import Candidate, End, InfillRequest, Reason, end_scores, is_open
 
 #: A tab stands for this many columns.
 TAB = 8
@@ -182,18 +181,6 @@ class GapText:
         return len(following) > 3 and line.strip() == following
 
 
-def is_open(text: str) -> bool:
-    """Whether a gap that ends with `text` would leave something open: more brackets than it closes, those in strings of
-    one line left out, a string of several lines, or an opener or operator at its end."""
-    if any(text.count(quotes) % 2 for quotes in ('"""', "'''")):
-        return True
-    code = _STRING.sub('""', text).rstrip()
-    unclosed = sum(map(code.count, "([{")) > sum(map(code.count, ")]}"))
-    return unclosed or code.endswith(_UNFINISHED)
-
-
-_STRING = re.compile(r""" "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*' """, re.VERBOSE)
-_UNFINISHED = ("(", "[", "{", ":", "=", "+", "|", "&", "\\", "->", "=>")
 _NO_WORD = bytes(c for c in range(0x80) if not chr(c).isalnum())
 _WORD = bytes(c for c in range(256) if chr(c).isalnum() or c == ord("_") or c >= 0x80)
 

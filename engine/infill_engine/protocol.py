@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import re
 import socket
 import stat
 import struct
@@ -154,6 +155,20 @@ def best_end(ends: Sequence[End]) -> End | None:
         return ends[-1] if ends else None
     scores = end_scores(ends)
     return ends[scores.index(max(scores))]
+
+
+def is_open(text: str) -> bool:
+    """Whether a gap that ends with `text` would leave something open: more brackets than it closes, those in strings of
+    one line left out, a string of several lines, or an opener or operator at its end."""
+    if any(text.count(quotes) % 2 for quotes in ('"""', "'''")):
+        return True
+    code = _STRING.sub('""', text).rstrip()
+    unclosed = sum(map(code.count, "([{")) > sum(map(code.count, ")]}"))
+    return unclosed or code.endswith(_UNFINISHED)
+
+
+_STRING = re.compile(r""" "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*' """, re.VERBOSE)
+_UNFINISHED = ("(", "[", "{", ":", "=", "+", "|", "&", "\\", "->", "=>")
 
 
 class Candidate(msgspec.Struct, frozen=True, tag="candidate"):

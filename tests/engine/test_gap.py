@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from infill_engine.gap import GapText, is_open
-from infill_engine.protocol import InfillRequest
+from infill_engine.gap import GapText
+from infill_engine.protocol import InfillRequest, is_open
 
 
 def write(text: str, rest: str = "", size: int = 1, **request) -> tuple[GapText, str | None]:
