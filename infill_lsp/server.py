@@ -100,7 +100,7 @@ async def inline_completion(
         if question is None:
             return items.NOTHING
         answer = await ls.ask(question)
-        entry = None if question.real else params.context.selected_completion_info
+        entry = None if question.own is None else params.context.selected_completion_info
         return None if answer is None else items.inline(answer.suggestions, question.snapshot, ls.dialect, entry)
     except Exception as error:  # An editor shows any error to the person, with each key.
         ls.report_fault(error)
@@ -442,7 +442,8 @@ class InfillServer(LanguageServer):
             return None
         self.warmer.changed(uri, position)
         invoked = context.trigger_kind == types.InlineCompletionTriggerKind.Invoked
-        return Question(snapshot, "invoked" if invoked else "automatic", asked, real=snapshot is own)
+        behind = None if own is None or snapshot is own else replace(own, tree=None)
+        return Question(snapshot, "invoked" if invoked else "automatic", asked, behind)
 
     async def ask(self, question: Question) -> Answer | None:
         """The answer, counted; None where the question is out of date by then."""
@@ -517,7 +518,7 @@ class InfillServer(LanguageServer):
 
     def improved(self, question: Question) -> None:
         if self.wants_refresh:
-            self.protocol.notify("infill/refresh", items.place(question.snapshot, self.dialect))
+            self.protocol.notify("infill/refresh", items.place(question.own or question.snapshot, self.dialect))
 
     # The engine, the folders, and the end.
 

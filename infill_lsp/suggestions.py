@@ -22,7 +22,7 @@ from infill_engine.protocol import ANSWERED, Candidate, Final, Frame, InfillRequ
 
 from infill_lsp.cache import Cache, Suggestion
 from infill_lsp.client import EngineClient
-from infill_lsp.confidence import fitted
+from infill_lsp.confidence import SHORTEST, fitted
 from infill_lsp.core import Edit, Gap, Silence, Snapshot, Trigger
 from infill_lsp.documents import reparsed
 from infill_lsp.extraction import cut
@@ -45,8 +45,8 @@ class Question:
     trigger: Trigger
     #: When it came, in seconds of the monotonic clock. The deadline runs from here.
     asked: float
-    #: Whether the text is the document's own, and not with an entry of a menu accepted.
-    real: bool = True
+    #: The document as it is, without its tree, where the snapshot is of it with an entry of a menu accepted.
+    own: Snapshot | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class Suggestions:
         last, answer = self._newest.get(snapshot.uri), self._answers.get(snapshot.uri)
         if last is not None and answer is not None and last.snapshot == replace(snapshot, tree=last.snapshot.tree):
             return answer
-        question = Question(snapshot, "automatic", time.monotonic(), real=False)
+        question = Question(snapshot, "automatic", time.monotonic())
         return await self._fill(question, self._cache.find(snapshot), purpose="why")
 
     def is_current(self, question: Question) -> bool:
@@ -222,8 +222,9 @@ class Suggestions:
             written = await self._write(request, snapshot, wanted, heard=not found and not purpose)
             result = self._edit(snapshot, gap, written, question.trigger)
             if not found:
-                # What is not worth showing so far will hardly be with more behind it.
-                silent = isinstance(result, Silence) and written.candidate is not None
+                # What is not worth showing so far will hardly be with more behind it, once there is enough to judge by.
+                text = written.candidate.text if written.candidate is not None else ""
+                silent = isinstance(result, Silence) and len("".join(text.split())) >= SHORTEST
                 unfinished = written.final.reason in ("deadline", "starting") and not silent
                 reason = result.reason if isinstance(result, Silence) else _sure(written)
             if isinstance(result, Silence) or any(_alike(result.text, text) for text in avoid):
@@ -303,7 +304,8 @@ class Suggestions:
     def _prepare(self, question: Question, answer: Answer) -> None:
         """Begins what nobody waits for; it ends with the next key."""
         uri = question.snapshot.uri
-        if not question.real or not (answer.suggestions or answer.unfinished) or uri in self._ahead:
+        # Of an entry that is selected in a menu nothing follows before it is accepted.
+        if uri in self._ahead or not (answer.unfinished or (answer.suggestions and question.own is None)):
             return
         task = self._ahead[uri] = asyncio.create_task(self._go_ahead(question, answer))
         task.add_done_callback(lambda task: self._ended(uri, task))
@@ -323,7 +325,7 @@ class Suggestions:
                 offered = (self._cache.put(snapshot, better),)
                 self._answers[snapshot.uri] = Answer(offered, "there was more time for it", known=True)
                 self._host.improved(question)
-        for suggestion in offered:
+        for suggestion in offered if question.own is None else ():
             following = accepted(snapshot, suggestion.edit)
             if not self._cache.find(following):  # It is while the suggestion is typed: no parse then.
                 tree = snapshot.tree and reparsed(snapshot.tree, snapshot.lines, following.lines)

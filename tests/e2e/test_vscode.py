@@ -48,7 +48,7 @@ def test_a_suggestion_is_taken_by_words_and_by_lines_typed_through_dismissed_and
 
     window.press("Control+ArrowRight")
     window.wait_for_ghost(" * second_side + margin_of_boths")
-    assert window.cursor == "Ln 2, Col 22"
+    window.wait_for_cursor("Ln 2, Col 22")
 
     # Typed through to its last character, ghost text never goes away: not at any change, not in any frame.
     typed = " * second_side + margin_of_both"

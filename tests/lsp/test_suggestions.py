@@ -261,7 +261,7 @@ async def test_what_the_deadline_cut_short_is_finished_and_the_editor_told(home:
 
 
 async def test_what_is_not_worth_showing_so_far_is_not_asked_for_again(typing: Editor, engine: Scripted) -> None:
-    engine.write = lambda _: [sure(")"), Final("deadline")]
+    engine.write = lambda _: [sure("]);"), Final("deadline")]
     typing.open("return \n")
     assert await offered(typing, 0, 7) == []
     assert (await typing.ask("infill/why", where(typing, 0, 7))).reason.startswith("closers")
@@ -279,6 +279,38 @@ async def test_who_got_nothing_since_it_was_all_read_too_late_gets_it_with_more_
         assert await offered(editor, 0, 7) == []
         await until(lambda: bool(editor.refreshes))
         assert await offered(editor, 0, 7) == ["first + second"]
+
+
+async def test_what_was_too_short_to_be_judged_is_finished(home: Path) -> None:
+    def write(request: InfillRequest) -> list[Event]:
+        return [sure("f"), Final("deadline")] if request.priority == "typed" else from_table(TABLE)(request)
+
+    engine = Scripted(write)
+    async with served(engine) as (editor, _):
+        await editor.initialize(options={"model": "m"}, declares={"infill": {"refresh": True}})
+        editor.open("return \n")
+        assert await offered(editor, 0, 7) == []
+        await until(lambda: bool(editor.refreshes))
+        assert await offered(editor, 0, 7) == ["first + second"]
+
+
+async def test_beside_a_menu_what_came_too_late_is_told_of_at_the_cursor_that_there_is(home: Path) -> None:
+    def write(request: InfillRequest) -> list[Event]:
+        return [Final("deadline")] if request.priority != "speculation" else from_table(TABLE)(request)
+
+    engine = Scripted(write)
+    async with served(engine) as (editor, _):
+        await editor.initialize(options={"model": "m"}, declares={"infill": {"refresh": True}})
+        editor.open("re\n")
+        place = types.Range(types.Position(0, 0), types.Position(0, 2))
+        entry = types.SelectedCompletionInfo(place, "return ")
+        assert await editor.complete(0, 2, selected=entry) == []
+        await until(lambda: bool(editor.refreshes))
+        (told,) = editor.refreshes
+        assert (told.version, told.position.line, told.position.character) == (1, 0, 2)
+        assert [item.insert_text for item in await editor.complete(0, 2, selected=entry)] == ["return first + second"]
+        # What would follow waits until the entry is accepted.
+        assert len(engine.asked("speculation")) == 1
 
 
 async def test_an_engine_that_becomes_ready_answers_who_got_nothing(home: Path) -> None:
