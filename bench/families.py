@@ -354,12 +354,16 @@ def main() -> None:
             row = measured(Model(**model), dtype, arguments.threads, arguments.repeat, arguments.prefix)
         print(json.dumps(asdict(row)))
         return
-    rows = [apart(model, dtype, arguments) for model, dtype in chosen(arguments)]
+    rows: list[Row] = []
+    for model, dtype in chosen(arguments):
+        rows.append(apart(model, dtype, arguments))
+        # The large ones take a quarter of an hour each: what is there stays there.
+        print(" | ".join(rows[-1].cells), file=sys.stderr)
+        if arguments.json:
+            arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
     print(f"\n{arguments.threads} threads, torch {torch.__version__}; ms, MiB, and millions of parameters\n")
     paper = [on_paper(model, dtype) for model in (_dream, _llada, _gemma) for dtype in ("bf16", "fp8")]
     print(table(HEADER, [*(row.cells for row in rows), *paper]))
-    if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
 
 
 if __name__ == "__main__":
