@@ -177,12 +177,9 @@ def _logistic(x: float) -> float:
 def clear_at(gap: Ends, scores: Sequence[float], margin: float) -> int:
     """The number of the line end at which the engine stops, since the best end leads all later ones by the margin; the
     last where it never does."""
-    for at in range(1, len(scores)):
-        leader = max(range(at + 1), key=scores.__getitem__)
-        later = [scores[i] for i in range(leader + 1, at + 1) if not gap.places[i].open]
-        if later and max(later) < scores[leader] - margin:
-            return at
-    return len(scores) - 1
+    opened = [place.open for place in gap.places]
+    clear = (at for at in range(len(scores)) if gap_rules.is_clear(scores[: at + 1], opened[: at + 1], margin))
+    return next(clear, len(scores) - 1)
 
 
 RULES = {

@@ -56,6 +56,11 @@ SHORTEST = 3
 _LEAST = 1e-6
 
 
+def visible_in(text: str) -> int:
+    """Code points of a text, space aside."""
+    return len("".join(text.split()))
+
+
 @dataclass(frozen=True, slots=True)
 class Cut:
     """A place to cut a candidate: behind a token, and not inside a word."""
@@ -158,8 +163,7 @@ def cuts(candidate: Candidate, kind: Kind) -> list[Cut]:
         first = step if count == 1 else first
         if is_word(text[offset - 1 : offset]) and is_word(text[offset : offset + 1]):
             continue
-        visible = len("".join(text[:offset].split()))
-        if not visible:
+        if not (visible := visible_in(text[:offset])):
             continue
         if found and found[-1].offset == offset:  # several tokens of one character
             found.pop()

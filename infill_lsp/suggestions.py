@@ -22,7 +22,7 @@ from infill_engine.protocol import ANSWERED, Candidate, Final, Frame, InfillRequ
 
 from infill_lsp.cache import Cache, Suggestion
 from infill_lsp.client import EngineClient
-from infill_lsp.confidence import SHORTEST, fitted
+from infill_lsp.confidence import SHORTEST, fitted, visible_in
 from infill_lsp.core import Edit, Gap, Silence, Snapshot, Trigger
 from infill_lsp.documents import reparsed
 from infill_lsp.extraction import cut
@@ -224,7 +224,7 @@ class Suggestions:
             if not found:
                 # What is not worth showing so far will hardly be with more behind it, once there is enough to judge by.
                 text = written.candidate.text if written.candidate is not None else ""
-                silent = isinstance(result, Silence) and len("".join(text.split())) >= SHORTEST
+                silent = isinstance(result, Silence) and visible_in(text) >= SHORTEST
                 unfinished = written.final.reason in ("deadline", "starting") and not silent
                 reason = result.reason if isinstance(result, Silence) else _sure(written)
             if isinstance(result, Silence) or any(_alike(result.text, text) for text in avoid):

@@ -268,22 +268,10 @@ async def test_what_is_not_worth_showing_so_far_is_not_asked_for_again(typing: E
     assert [request.priority for request in engine.requests] == ["typed"]
 
 
-async def test_who_got_nothing_since_it_was_all_read_too_late_gets_it_with_more_time(home: Path) -> None:
+@pytest.mark.parametrize("begun", [[], [sure("f")]], ids=["read too late", "too short to be judged"])
+async def test_who_got_nothing_since_time_was_up_gets_it_with_more(home: Path, begun: list[Event]) -> None:
     def write(request: InfillRequest) -> list[Event]:
-        return [Final("deadline")] if request.priority == "typed" else from_table(TABLE)(request)
-
-    engine = Scripted(write)
-    async with served(engine) as (editor, _):
-        await editor.initialize(options={"model": "m"}, declares={"infill": {"refresh": True}})
-        editor.open("return \n")
-        assert await offered(editor, 0, 7) == []
-        await until(lambda: bool(editor.refreshes))
-        assert await offered(editor, 0, 7) == ["first + second"]
-
-
-async def test_what_was_too_short_to_be_judged_is_finished(home: Path) -> None:
-    def write(request: InfillRequest) -> list[Event]:
-        return [sure("f"), Final("deadline")] if request.priority == "typed" else from_table(TABLE)(request)
+        return [*begun, Final("deadline")] if request.priority == "typed" else from_table(TABLE)(request)
 
     engine = Scripted(write)
     async with served(engine) as (editor, _):
