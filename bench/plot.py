@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 720, 400, 64, 52, 16, 16
-COLOURS = ("#3b7ddd", "#d9822b", "#2e9e5b", "#b04fc4", "#888888")
+COLOURS = ("#3b7ddd", "#d9822b", "#2e9e5b", "#b04fc4", "#888888", "#d1495b", "#8c6d1f", "#12a5a5")
 TEXT = "#808080"
 
 
