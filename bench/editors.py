@@ -1,8 +1,10 @@
 """From a key to ghost text on the screen: `python -m bench.editors [--vscode] [--neovim] [--samples N]`.
 
 In real editors, with the real server and engine. Each sample is one key typed where a question is asked anew, and ends
-with the first frame that shows ghost text; median and 95th percentile are printed. Clients wait a fixed time after a
-key before they ask: a row says that of its own, and what is left without it. Measure on a quiet machine.
+with the first frame that shows ghost text; median and 95th percentile are printed. Places are easy ones, where a model
+offers something more often than not; keys that nothing was drawn for within two seconds are counted. Clients wait a
+fixed time after a key before they ask: a row says that of its own, and what is left without it. Measure on a quiet
+machine.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,8 +30,17 @@ NEOVIM_WAIT_MS = 200
 #: Something is to be offered at as many keys as may be.
 EAGER = {"infill.aggressiveness": "eager", "editor.parameterHints.enabled": False}
 #: Bodies that a model knows; the key is the space that is missing.
-FUNCTION = "def {}(a, b):\n    return\n\n"
-VERBS = ("add", "subtract", "multiply", "divide", "join", "compare", "equal", "larger", "smaller", "power")
+FUNCTION = "def {}_{}(a, b):\n    return\n\n"
+VERBS = ("add", "subtract", "multiply", "divide")
+THINGS = (
+    *("numbers", "integers", "floats", "values", "lengths", "weights", "heights", "prices", "counts", "scores"),
+    *("points", "vectors", "angles", "areas", "ratios", "rates", "times", "hours", "seconds", "bytes"),
+    *("sizes", "widths", "depths", "speeds", "masses", "forces", "costs", "totals", "amounts", "offsets"),
+)
+FUNCTIONS = "".join(FUNCTION.format(verb, thing) for thing in THINGS for verb in VERBS)
+PLACES = len(THINGS) * len(VERBS)
+#: Seconds that ghost text is waited for, several times what an answer may take.
+LIMIT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +50,10 @@ class Row:
     editor: str
     #: Key event to the first frame with ghost text, ms, of each key that was answered by some.
     ms: Sequence[float]
+    #: Keys at which nothing was offered.
+    quiet: int
     #: The client's fixed wait, ms, that lies in each of them.
     wait_ms: float
-    #: Keys at which nothing was offered.
-    quiet: int = 0
 
     def cells(self) -> list[str]:
         without = [ms - self.wait_ms for ms in self.ms]
@@ -52,48 +63,58 @@ class Row:
 HEADER = ["editor", "key to paint, ms: p50 / p95 (n)", "of it the client's wait", "without it", "keys without an offer"]
 
 
+def sampled(samples: int, places: Iterable[float | None]) -> tuple[list[float], int]:
+    """The times of so many places where something was drawn, or of as many as there are; and how many were quiet."""
+    drawn: list[float] = []
+    quiet = 0
+    for ms in places:
+        if ms is None:
+            quiet += 1
+        else:
+            drawn.append(ms)
+        if len(drawn) == samples:
+            break
+    return drawn, quiet
+
+
 def vscode(samples: int, model: str) -> list[Row]:
     """VS Code in a browser: the page itself takes the time, so that what drives it is not in it."""
     from vscode import real_window
 
-    functions = [f"{VERBS[i % len(VERBS)]}_{i // len(VERBS)}" for i in range(samples)]
-    content = "".join(map(FUNCTION.format, functions))
-    times: list[float | None] = []
+    def places() -> Iterator[float | None]:
+        window.press("Control+Home", "ArrowDown", "End")
+        for _ in range(PLACES):
+            yield window.do("paint", key="Space", limit=1000 * LIMIT_S)
+            window.press("Escape", "Backspace", "ArrowDown", "ArrowDown", "ArrowDown", "End")
+
     with (
         tempfile.TemporaryDirectory(prefix="infill-") as home,
-        real_window(Path(home), "operators.py", content, model, EAGER) as window,
+        real_window(Path(home), "operators.py", FUNCTIONS, model, EAGER) as window,
     ):
-        window.press("Control+Home", "ArrowDown", "End")
-        for _ in functions:
-            times.append(window.do("paint", key="Space"))
-            window.press("Escape", "Backspace", "ArrowDown", "ArrowDown", "ArrowDown", "End")
-    drawn = [ms for ms in times if ms is not None]
-    return [Row("VS Code", drawn, VSCODE_WAIT_MS, len(times) - len(drawn))]
+        return [Row("VS Code", *sampled(samples, places()), VSCODE_WAIT_MS)]
 
 
 def neovim(samples: int, model: str) -> list[Row]:
     """Neovim 0.12, which takes the time itself: this plugin's ghost text, and core's, which waits before it asks."""
-    from nvim import drawn_by_core, on_the_runtimepath, real_neovim
+    from nvim import Neovim, drawn_by_core, on_the_runtimepath, real_neovim
 
-    functions = [f"{VERBS[i % len(VERBS)]}_{i // len(VERBS)}" for i in range(samples)]
-    content = "".join(map(FUNCTION.format, functions))
+    def places(neovim: Neovim) -> Iterator[float | None]:
+        neovim.keys("2G")
+        for _ in range(PLACES):
+            yield neovim.paint("A ", LIMIT_S)
+            neovim.keys("<Esc>x3j")
+
     settings = {"model": model, "aggressiveness": "eager"}
     rows = []
     for editor, configuration, wait_ms in (
         ("Neovim, the plugin", on_the_runtimepath, 0),
         ("Neovim, core's own", drawn_by_core, NEOVIM_WAIT_MS),
     ):
-        times: list[float | None] = []
         with (
             tempfile.TemporaryDirectory(prefix="infill-") as home,
-            real_neovim(Path(home), "operators.py", content, settings, configuration) as neovim,
+            real_neovim(Path(home), "operators.py", FUNCTIONS, settings, configuration) as neovim,
         ):
-            neovim.keys("2G")
-            for _ in functions:
-                times.append(neovim.paint("A "))
-                neovim.keys("<Esc>x3j")
-        drawn = [ms for ms in times if ms is not None]
-        rows.append(Row(editor, drawn, wait_ms, len(times) - len(drawn)))
+            rows.append(Row(editor, *sampled(samples, places(neovim)), wait_ms))
     return rows
 
 
@@ -101,7 +122,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.editors", description=__doc__)
     parser.add_argument("--vscode", action="store_true", help="measure VS Code in a browser")
     parser.add_argument("--neovim", action="store_true", help="measure Neovim")
-    parser.add_argument("--samples", type=int, default=60, help="keys for each row (default: %(default)s)")
+    parser.add_argument(
+        "--samples",
+        type=int,
+        default=60,
+        help=f"keys with ghost text for each row, of {PLACES} tried at most (default: %(default)s)",
+    )
     parser.add_argument("--model", default="embedded", help="as infill.model (default: %(default)s)")
     arguments = parser.parse_args()
     wanted = [each for each in (vscode, neovim) if getattr(arguments, each.__name__)]

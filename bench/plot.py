@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 720, 400, 64, 52, 16, 16
+#: The names of the curves stand below them, in columns, each in a row of so many pixels.
+COLUMNS, ROW = 2, 18
 COLOURS = ("#3b7ddd", "#d9822b", "#2e9e5b", "#b04fc4", "#888888", "#d1495b", "#8c6d1f", "#12a5a5")
 TEXT = "#808080"
 
@@ -30,8 +33,9 @@ def curves(
     def y_at(value: float) -> float:
         return HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * (min(max(value, y0), y1) - y0) / (y1 - y0)
 
+    height = HEIGHT + ROW * math.ceil(len(lines) / COLUMNS) + 8
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" '
         f'font-size="12" fill="{TEXT}">'
     ]
     for tick in x_ticks:
@@ -50,7 +54,10 @@ def curves(
         colour = COLOURS[i % len(COLOURS)]
         path = " ".join(f"{x_at(x):.1f},{y_at(y):.1f}" for x, y in points)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts.append(_text(WIDTH - RIGHT - 8, TOP + 16 + 18 * i, name, "end", colour))
+        row, column = divmod(i, COLUMNS)
+        x, y = 16 + column * (WIDTH - 16) / COLUMNS, HEIGHT + 8 + ROW * row
+        parts.append(f'<rect x="{x:.1f}" y="{y - 6:.1f}" width="14" height="3" fill="{colour}"/>')
+        parts.append(_text(x + 20, y, name, "start"))
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -58,8 +65,8 @@ def _line(x1: float, y1: float, x2: float, y2: float, opacity: float) -> str:
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{TEXT}" stroke-opacity="{opacity}"/>'
 
 
-def _text(x: float, y: float, text: str, anchor: str, colour: str = TEXT) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}">{escape(text)}</text>'
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

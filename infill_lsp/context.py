@@ -173,7 +173,7 @@ def _use(piece: Piece) -> str:
 
 def _place(snippet: Snippet) -> str:
     rows = f"{snippet.first_line + 1}-{snippet.last_line + 1}"
-    return f"{snippet.path}:{rows}, score {snippet.score:.1f}: {snippet.why}"
+    return f"{snippet.path}:{rows}, score {snippet.score:.1f}: {snippet.why()}"
 
 
 def _recalled(one: Recalled) -> str:

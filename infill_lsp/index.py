@@ -17,7 +17,7 @@ import threading
 import time
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -203,10 +203,9 @@ class Index:
         with self._reading:
             found = self._ask(lambda reader: reader.frequencies(asked), until) or {}
         with self._changed:
+            hidden = self._open.hidden(seen) if seen is not None else frozenset()
             for word in asked:
-                count = found.pop(word, 0) + self._open.count(word) - self._open.count_covered(word)
-                if seen is not None:
-                    count -= self._open.count_seen(word, seen)
+                count = found.pop(word, 0) + self._open.count(word, hidden) - self._open.count_covered(word)
                 if count > 0:
                     found[word] = count
         return found
@@ -418,16 +417,18 @@ class _Open:
                 if not self._words[word]:
                     del self._words[word]
 
-    def count(self, word: str) -> int:
-        """How many chunks have the word."""
-        return len(self._words.get(word, ()))
+    def hidden(self, seen: Seen) -> Set[int]:
+        """The chunks that are seen."""
+        return {each for each in self._files.get(seen.path, ()) if seen.hides(*self._chunks[each][:2])}
+
+    def count(self, word: str, hidden: Set[int]) -> int:
+        """How many chunks have the word, without those that are hidden."""
+        having = self._words.get(word)
+        return len(having) - len(having.keys() & hidden) if having else 0
 
     def count_covered(self, word: str) -> int:
         """How many stored chunks of open documents have the word."""
         return sum(counted[word] for _, counted in self._covered.values())
-
-    def count_seen(self, word: str, seen: Seen) -> int:
-        return sum(seen.hides(*self._chunks[each][:2]) for each in self._words.get(word, ()))
 
     def search(self, asked: dict[str, int], stored: int, seen: Seen | None) -> list[Found]:
         """`asked`: the words with their frequencies among the `stored` chunks and those here."""

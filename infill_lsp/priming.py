@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, takewhile
 
@@ -40,7 +40,7 @@ SEEN_ABOVE, SEEN_BELOW = 3_000, 400
 #: Lines of a file in which its imports are, and names whose definitions are looked up.
 IMPORT_LINES, MOST_NAMES = 400, 8
 #: Chunks of BM25 that are looked at.
-CANDIDATES = 32
+CANDIDATES = 16
 #: The share of a snippet's lines that, seen elsewhere, makes it a repetition.
 REPEATED = 0.6
 #: What a chunk's score is multiplied by: in the same folder, open in the editor, and written just now (which halves
@@ -88,7 +88,7 @@ def _imported(index: Index, snapshot: Snapshot, near: str, seen: Seen | None, un
         best = index.definition(name, partial(_agreement, module=module), until)
         if best is not None and index.holds(best) and not (seen is not None and seen.hides(best.path, best.chunk)):
             # Before all that is only similar.
-            yield _snippet(best, 1_000.0 - rank, f"{written} is imported, and used here")
+            yield _snippet(best, 1_000.0 - rank, partial("{} is imported, and used here".format, written))
 
 
 def _similar(index: Index, near: str, seen: Seen | None, until: float) -> Iterator[Snippet]:
@@ -101,8 +101,7 @@ def _similar(index: Index, near: str, seen: Seen | None, until: float) -> Iterat
     scored = sorted(((each.score * _favour(each, folder, now), each) for each in found), key=lambda pair: -pair[0])
     for score, each in scored:
         if index.holds(each):
-            has = set(words(each.chunk.text))
-            yield _snippet(each, score, "has " + ", ".join(word for word in rare if word in has))
+            yield _snippet(each, score, partial(_shared, each.chunk.text, rare))
 
 
 def rarest(frequencies: dict[str, int], total: int) -> dict[str, int]:
@@ -162,7 +161,12 @@ def _favour(found: Found, folder: str | None, now: int) -> float:
     return favour * (1 + (RECENT - 1) * math.exp2(-days / RECENT_DAYS))
 
 
-def _snippet(found: Found, score: float, why: str) -> Snippet:
+def _shared(text: str, asked: Iterable[str]) -> str:
+    has = set(words(text))
+    return "has " + ", ".join(word for word in asked if word in has)
+
+
+def _snippet(found: Found, score: float, why: Callable[[], str]) -> Snippet:
     chunk = found.chunk
     return Snippet(chunk.text, found.path, chunk.first, chunk.last, score, why)
 

@@ -357,7 +357,7 @@ async def test_nobody_waits_for_snippets_that_take_long(bench: Bench, monkeypatc
     gap = cut(snapshot, "invoked")
     assert isinstance(gap, Gap)
     go_on = threading.Event()
-    known = [Snippet("x = 1\n", "x.py", 0, 0, 1.0, "it was found before")]
+    known = [Snippet("x = 1\n", "x.py", 0, 0, 1.0, lambda: "it was found before")]
 
     def slow(*_: object) -> list[Snippet]:
         assert go_on.wait(PATIENCE_S)
