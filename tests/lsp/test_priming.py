@@ -62,8 +62,8 @@ def test_finds_what_has_the_rare_words_near_the_gap(project: Project) -> None:
     best, *_ = project.retrieve("def fetch(self, url):\n    value = connect(url)\n    |\n")
     assert (best.path, best.first_line, best.last_line) == ("lib/http.py", 0, 2)
     assert best.text.startswith("def send_request(url):")
-    assert "connect" in best.why
-    assert "value" not in best.why
+    assert "connect" in best.why()
+    assert "value" not in best.why()
 
 
 def test_definitions_of_what_is_imported_and_used_come_first(project: Project) -> None:
@@ -78,7 +78,7 @@ def test_definitions_of_what_is_imported_and_used_come_first(project: Project) -
         "def checkout(basket):\n    c = C()\n    x = p.total(c)\n    |\n"
     )
     assert [snippet.path for snippet in found[:2]] == ["shop/price.py", "shop/cart.py"]
-    assert [snippet.why for snippet in found[:2]] == [
+    assert [snippet.why() for snippet in found[:2]] == [
         "p.total is imported, and used here",
         "C is imported, and used here",
     ]
@@ -178,4 +178,4 @@ def test_what_the_header_of_the_definition_names_is_in_scope_however_far_above_i
     best, *_ = project.retrieve(f"{start}def checkout(basket: Cart):\n{body}    basket.|\n")
     assert (best.path, best.why) == ("shop/cart.py", "Cart is imported, and used here")
     outside = project.retrieve(f"{start}def checkout(basket: Cart):\n{body}\n\nbasket.|\n")
-    assert all("imported" not in snippet.why for snippet in outside)
+    assert all("imported" not in snippet.why() for snippet in outside)
