@@ -176,6 +176,6 @@ def test_what_the_header_of_the_definition_names_is_in_scope_however_far_above_i
     body = "".join(f"    a{number} = {number}\n" for number in range(40))
     start = "from shop.cart import Cart\n\n\n"
     best, *_ = project.retrieve(f"{start}def checkout(basket: Cart):\n{body}    basket.|\n")
-    assert (best.path, best.why) == ("shop/cart.py", "Cart is imported, and used here")
+    assert (best.path, best.why()) == ("shop/cart.py", "Cart is imported, and used here")
     outside = project.retrieve(f"{start}def checkout(basket: Cart):\n{body}\n\nbasket.|\n")
     assert all("imported" not in snippet.why() for snippet in outside)
