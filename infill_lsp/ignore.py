@@ -264,6 +264,8 @@ IGNORE_FILES = (".gitignore", ".ignore")
 #: Bytes of the longest file that is read, and of the longest file with rules.
 MAX_BYTES = 512 * 1024
 MAX_RULES_BYTES = 256 * 1024
+#: Files of a folder that are told of at once: of 200,000 in one folder only so many are held.
+LISTED = 1000
 
 #: Seconds to wait for git to say where the person's own rules are, and what of the environment it looks at for that.
 GIT_S = 2.0
@@ -298,11 +300,12 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """One folder ("" is the workspace folder itself) and the files in it that may be read, as far as names tell."""
+    """One folder ("" is the workspace folder itself) and the files in it that may be read, as far as names tell; or
+    some of its files, where it has many."""
 
     folder: str
     files: list[tuple[str, os.stat_result]]
-    #: False where the system denied the look: then `files` is empty.
+    #: False where the system denied the look, or another look: then `files` is empty.
     readable: bool = True
 
 
@@ -417,7 +420,7 @@ class Ignore:
         return Source(text, status)
 
     def walk(self, start: str = "") -> Iterator[Listing]:
-        """The folder `start` and what is below it, folder by folder, nearest first."""
+        """The folder `start` and what is below it, folder by folder, nearest first; each at least once."""
         if not self.enters(start) or os.path.realpath(self._full(start)) != self._full(start):
             return
         queue = deque([start])
@@ -435,6 +438,9 @@ class Ignore:
                             status = _status(entry)
                             if status is not None:
                                 files.append((path, status))
+                                if len(files) == LISTED:
+                                    yield Listing(folder, files)
+                                    files = []
             except OSError:
                 if os.path.lexists(self._full(folder)):  # Not gone since it was seen, but denied.
                     yield Listing(folder, [], readable=False)

@@ -206,6 +206,15 @@ def test_a_folder_that_may_not_be_read_is_said(tmp_path: Path) -> None:
         (tmp_path / "closed").chmod(0o700)
 
 
+def test_a_folder_of_many_files_is_told_of_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infill_lsp.ignore.LISTED", 3)
+    names = {f"{number}.py" for number in range(7)} | {f"d/{number}.py" for number in range(3)}
+    rules = write(tmp_path, dict.fromkeys(names, "x\n"))
+    sizes = [(each.folder, len(each.files)) for each in rules.walk()]
+    assert sizes == [("", 3), ("", 3), ("", 1), ("d", 3), ("d", 0)]
+    assert listed(rules) == names
+
+
 NAMES = st.sampled_from(["a", "b", "ab", "a.x", "b.x", "aabab.x", "a*", "[a]", "-", "Ab!"])
 PIECES = [
     "a",
