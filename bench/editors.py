@@ -29,15 +29,17 @@ VSCODE_WAIT_MS = 50
 NEOVIM_WAIT_MS = 200
 #: Something is to be offered at as many keys as may be.
 EAGER = {"infill.aggressiveness": "eager", "editor.parameterHints.enabled": False}
-#: Bodies that a model knows; the key is the space that is missing.
-FUNCTION = "def {}_{}(a, b):\n    return\n\n"
-VERBS = ("add", "subtract", "multiply", "divide")
+#: Bodies that a model knows. The key is a space in place of what stands behind `return`, which is put back afterwards:
+#: with bare returns in their place a memory of the file learns to expect them.
+FUNCTION = "def {}_{}(a, b):\n    return a {} b\n\n"
+REPLACED = len(" a + b")
+VERBS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
 THINGS = (
     *("numbers", "integers", "floats", "values", "lengths", "weights", "heights", "prices", "counts", "scores"),
     *("points", "vectors", "angles", "areas", "ratios", "rates", "times", "hours", "seconds", "bytes"),
     *("sizes", "widths", "depths", "speeds", "masses", "forces", "costs", "totals", "amounts", "offsets"),
 )
-FUNCTIONS = "".join(FUNCTION.format(verb, thing) for thing in THINGS for verb in VERBS)
+FUNCTIONS = "".join(FUNCTION.format(verb, thing, sign) for thing in THINGS for verb, sign in VERBS.items())
 PLACES = len(THINGS) * len(VERBS)
 #: Seconds that ghost text is waited for, several times what an answer may take.
 LIMIT_S = 2.0
@@ -84,8 +86,9 @@ def vscode(samples: int, model: str) -> list[Row]:
     def places() -> Iterator[float | None]:
         window.press("Control+Home", "ArrowDown", "End")
         for _ in range(PLACES):
+            window.press(*["Shift+ArrowLeft"] * REPLACED)
             yield window.do("paint", key="Space", limit=1000 * LIMIT_S)
-            window.press("Escape", "Backspace", "ArrowDown", "ArrowDown", "ArrowDown", "End")
+            window.press("Escape", "Control+z", "ArrowDown", "ArrowDown", "ArrowDown", "End")
 
     with (
         tempfile.TemporaryDirectory(prefix="infill-") as home,
@@ -101,8 +104,8 @@ def neovim(samples: int, model: str) -> list[Row]:
     def places(neovim: Neovim) -> Iterator[float | None]:
         neovim.keys("2G")
         for _ in range(PLACES):
-            yield neovim.paint("A ", LIMIT_S)
-            neovim.keys("<Esc>x3j")
+            yield neovim.paint(f"${REPLACED - 1}hC ", LIMIT_S)
+            neovim.keys("<Esc>u3j")
 
     settings = {"model": model, "aggressiveness": "eager"}
     rows = []

@@ -346,6 +346,14 @@ def kind(of: Filled) -> str:
     return of.kind
 
 
+def length(of: Filled) -> str:
+    """Of how many lines the truth is, Python apart."""
+    if not (truth := of.truth.strip()):
+        return "nothing is missing"
+    where = "Python" if of.language == "python" else "others"
+    return f"{where}, several lines" if "\n" in truth else f"{where}, one line"
+
+
 def share(filled: Sequence[T], of: Callable[[T], bool]) -> Figure:
     return ratio([of(one) for one in filled])
 
@@ -459,8 +467,8 @@ gaps of the same packages. *As far as an editor asks*: the text breaks off where
 shown. A decoder that is missing is one that the model cannot do.
 """,
         of_decoders(results.decoders, results.timed),
-        "By how the gap was made, and by language:\n",
-        *(of_strata("exact", results.decoders, by, exact) for by in (made, language)),
+        "By how the gap was made, by its length, and by language:\n",
+        *(of_strata("exact", results.decoders, by, exact) for by in (made, length, language)),
         *(of_strata("similarity", results.decoders, by, alike) for by in (made, language)),
         f"""## How soon it is there
 
@@ -478,7 +486,7 @@ right*: the edit makes the document that was. *Of the model*: its own text, at t
 its own text*: of the texts above which are the truth, or begin with it, or are its beginning, those that are the truth.
 """,
         of_ends(results.forced, results.decoders),
-        *(of_strata("end right", results.forced, by, exact) for by in (made, language)),
+        *(of_strata("end right", results.forced, by, exact) for by in (made, length, language)),
         f"## What it is made of\n\nOf the first {len(results.ablations[OURS.name])} gaps.\n",
         of_variants(results.ablations, timed=False),
         "In other types, over the gaps whose times were measured:\n",
