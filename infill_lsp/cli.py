@@ -142,14 +142,14 @@ def _serve(options: argparse.Namespace) -> int:
     set_log_level(options.log_level)
     if options.tcp is not None:
         try:
-            asyncio.run(serve_tcp(create_server(), options.tcp, _announce))
+            asyncio.run(serve_tcp(create_server(options.log_level), options.tcp, _announce))
         except OSError as error:
             return _fail(_unheard(options.tcp, error), 2)
         return 0
     if sys.stdin.isatty():
         print("infill-lsp speaks LSP on stdin, with an editor: see infill-lsp --help", file=sys.stderr)
     try:
-        asyncio.run(serve_stdio(create_server()))
+        asyncio.run(serve_stdio(create_server(options.log_level)))
     except ValueError as error:
         return _fail(f"{error}: an editor starts this, see infill-lsp --help", 2)
     return 0

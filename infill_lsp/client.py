@@ -319,7 +319,10 @@ class EngineClient:
     def _pool(self) -> httpcore.AsyncConnectionPool:
         if self._connections is None:
             self._connections = httpcore.AsyncConnectionPool(
-                uds=str(self._socket()), network_backend=_OwnPeerBackend(), keepalive_expiry=KEEP_ALIVE_S
+                uds=str(self._socket()),
+                network_backend=_OwnPeerBackend(),
+                keepalive_expiry=KEEP_ALIVE_S,
+                max_connections=None,  # Each hole of a fill holds one for seconds; the engine refuses what is too much.
             )
         return self._connections
 

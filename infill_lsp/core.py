@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 Trigger = Literal["automatic", "invoked"]
 
+#: A longer document (characters) is generated or data: nothing is offered there, and it is not parsed.
+MAX_CHARACTERS = 2_000_000
+
 #: How a gap lies in its lines: the rest of a line that has begun, a whole line, several lines (a body), or a place
 #: inside a line with more after it.
 Shape = Literal["rest", "line", "lines", "span"]

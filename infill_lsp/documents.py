@@ -27,7 +27,7 @@ from pygls.workspace.position_codec import PositionCodec
 from tree_sitter import Language, Node, Parser, Range, Tree
 
 from infill_lsp import languages
-from infill_lsp.core import Snapshot, Span, utf8
+from infill_lsp.core import MAX_CHARACTERS, Snapshot, Span, utf8
 from infill_lsp.languages import Injection
 
 #: CPU seconds a snapshot may wait for a parse: for the first one of a document, and for one after a key stroke. A key
@@ -102,7 +102,8 @@ class Document:
         row, column = _place(self._lines, types.Position(line, character), encoding)
         lines = tuple(self._lines)
         language, within = self.language, None
-        tree = self._tree(0, language, lines, None, wait)
+        is_long = self._characters + len(lines) > MAX_CHARACTERS
+        tree = None if is_long else self._tree(0, language, lines, None, wait)
         for depth in range(1, MAX_DEPTH + 1):
             found = tree and _embedded(language, tree, lines, row, column)
             if not found:

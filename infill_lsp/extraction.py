@@ -29,15 +29,14 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from infill_lsp import languages
-from infill_lsp.core import Closes, Gap, Kind, Silence, Snapshot, Trigger, utf8
+from infill_lsp.core import MAX_CHARACTERS, Closes, Gap, Kind, Silence, Snapshot, Trigger, utf8
 from infill_lsp.ignore import leads_to_secret
 from infill_lsp.languages import Language
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-#: A longer document, and a longer cursor line (characters), are generated or data: nothing is offered there.
-MAX_CHARACTERS = 2_000_000
+#: A longer cursor line (characters) is generated or data: nothing is offered there.
 MAX_LINE = 2_000
 #: Caps of the text around the gap (characters); the engine takes of it what its budget allows. What is over a cap is
 #: left out in strides of a quarter of it, so that not each new line changes where the text begins or ends: the

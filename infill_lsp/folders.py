@@ -14,6 +14,7 @@ import hashlib
 import logging
 import math
 import os
+import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -81,6 +82,12 @@ class Folders:
                 for uri, exclude in folders.items()
                 if (root := _root(uri)) is not None
             }
+            off = [root for root, exclude in wanted.items() if exclude is None]
+            for root, exclude in wanted.items():
+                if exclude is not None:
+                    # What is off in a folder is off for the folders around it, too.
+                    inner = (_anchored(inner[len(root) :]) for inner in off if inner.startswith(f"{root}/"))
+                    wanted[root] = (*exclude, *inner)
             for root, folder in list(self._folders.items()):
                 if root not in wanted or folder.exclude != wanted[root]:
                     del self._folders[root]
@@ -157,11 +164,14 @@ class Folders:
             await asyncio.gather(*(folder.aclose(self._open) for folder in folders))
 
     def _innermost(self, uri: str) -> _Folder | None:
-        """Of the folders with an index the innermost that a document lies in."""
+        """The innermost folder that a document lies in, as far as its index takes the document: one that is off inside
+        of another is left out there."""
+        path = local_path(uri)
         around = [
             folder
             for folder in self._folders.values()
-            if folder.index is not None and folder.index.relative(uri) is not None
+            if (folder.index is not None and folder.index.relative(uri) is not None)
+            or (folder.index is None and path is not None and os.path.realpath(path).startswith(f"{folder.root}/"))
         ]
         return max(around, key=lambda folder: len(folder.root), default=None)
 
@@ -180,6 +190,11 @@ class Folders:
             for folder in self._folders.values():
                 folder.update(uri, text)
         self._edited.clear()
+
+
+def _anchored(folder: str) -> str:
+    """A pattern as in a `.gitignore` for the folder of this path, which begins with "/"."""
+    return re.sub(r"([\\*?\[])", r"\\\1", folder) + "/"
 
 
 class _Folder:

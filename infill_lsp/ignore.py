@@ -419,6 +419,10 @@ class Ignore:
             raise Refused(reason)
         return Source(text, status)
 
+    def leads_away(self, path: str) -> bool:
+        """Whether the path is a symbolic link now: what is behind it is read neither from disk nor from an editor."""
+        return os.path.islink(self._full(path))
+
     def walk(self, start: str = "") -> Iterator[Listing]:
         """The folder `start` and what is below it, folder by folder, nearest first; each at least once."""
         if not self.enters(start) or os.path.realpath(self._full(start)) != self._full(start):

@@ -195,7 +195,7 @@ class Index:
             if text is None:
                 with suppress(Refused):
                     yield path, rules.read(path).text
-            elif rules.refusal(path) is None and unfit(text) is None:
+            elif _may_be_used(rules, path, text):
                 yield path, lf(text)
 
     def frequencies(self, asked: Sequence[str], seen: Seen | None, until: float = math.inf) -> dict[str, int]:
@@ -344,7 +344,7 @@ class Index:
             todo = {path: self._texts[path] for path in self._dirty if self._cut_at.get(path, now) <= now}
         for path, text in todo.items():
             began = time.monotonic()
-            fit = rules.refusal(path) is None and unfit(text) is None
+            fit = _may_be_used(rules, path, text)
             lines = lf(text)
             chunks = cut(lines, language_of(path)) if fit else []
             counted = [(chunk, Counter(words(chunk.text))) for chunk in chunks]
@@ -457,6 +457,11 @@ def local_path(uri: str) -> str | None:
     """The path that a URI names; None where it is not of a file of this machine."""
     parts = urlsplit(uri)
     return unquote(parts.path) if parts.scheme == "file" and parts.netloc in ("", "localhost") else None
+
+
+def _may_be_used(rules: Ignore, path: str, text: str) -> bool:
+    """Whether the text of an open document may: what a file may be read for."""
+    return rules.refusal(path) is None and not rules.leads_away(path) and unfit(text) is None
 
 
 def _unfit_root(root: str) -> str:

@@ -90,11 +90,17 @@ class RemoteEngine(EngineClient):
 
     def _pool(self) -> httpcore.AsyncConnectionPool:
         if self._connections is None:
-            parts = urlsplit(self._address)
+            try:
+                parts = urlsplit(self._address)
+                httpcore.URL(self._url)
+            except (TypeError, ValueError):  # A port that is none, or a host that is not written in ASCII.
+                raise EngineError(f"{self._address} is no address: set infill.engine.address to http://…") from None
             if parts.scheme == "http" and not _is_loopback(parts.hostname or ""):
                 raise EngineError(f"{self._address} is on another machine: set infill.engine.address to https://…")
             tls = ssl.create_default_context() if parts.scheme == "https" else None
-            self._connections = httpcore.AsyncConnectionPool(ssl_context=tls, keepalive_expiry=KEEP_ALIVE_S)
+            self._connections = httpcore.AsyncConnectionPool(
+                ssl_context=tls, keepalive_expiry=KEEP_ALIVE_S, max_connections=None
+            )
         return self._connections
 
     def _read_token(self) -> str:

@@ -67,9 +67,9 @@ CODE_ACTIONS = types.CodeActionOptions(code_action_kinds=[types.CodeActionKind.R
 WHY, STATS, RESTART = "infill.server.why", "infill.server.stats", "infill.server.restartEngine"
 
 
-def create_server() -> InfillServer:
-    """A server with its features, not yet on any transport."""
-    server = InfillServer()
+def create_server(log_level: LogLevel = "warning") -> InfillServer:
+    """A server with its features, not yet on any transport; log_level: where no setting says another."""
+    server = InfillServer(log_level)
     server.feature(types.INITIALIZE)(initialize)
     server.feature(types.INITIALIZED)(initialized)
     server.feature(types.WORKSPACE_DID_CHANGE_CONFIGURATION)(configuration_changed)
@@ -232,7 +232,9 @@ class InfillServer(LanguageServer):
 
     protocol: Messages
 
-    def __init__(self) -> None:
+    def __init__(self, log_level: LogLevel) -> None:
+        """log_level: where no setting says another."""
+        self.log_level = log_level
         super().__init__(
             "infill-lsp",
             __version__,
@@ -524,8 +526,7 @@ class InfillServer(LanguageServer):
 
     async def settle(self) -> None:
         """Makes new settings take effect, and says what is wrong with them."""
-        if self.settings.log_level is not None:
-            set_log_level(self.settings.log_level)
+        set_log_level(self.settings.log_level or self.log_level)
         if self._suggestions is not None and self._has_settled:
             self._suggestions.forget()
         self._has_settled = True

@@ -113,7 +113,8 @@ class Suggestions:
         #: Of each document, until it changes, the newest question, and the answer to it.
         self._newest: dict[str, Question] = {}
         self._answers: dict[str, Answer] = {}
-        #: What is being prepared behind an answer, by document.
+        #: What is being prepared behind an answer, by document: to the engine, too, the cells of a notebook are one,
+        #: and what is prepared behind one would supersede what somebody waits for in another.
         self._ahead: dict[str, asyncio.Task[None]] = {}
 
     async def ask(self, question: Question) -> Answer | None:
@@ -155,7 +156,7 @@ class Suggestions:
         """A document was edited: what was asked about it is out of date."""
         self._newest.pop(uri, None)
         self._answers.pop(uri, None)
-        if (task := self._ahead.pop(uri, None)) is not None:
+        if (task := self._ahead.pop(_document(uri), None)) is not None:
             task.cancel()
 
     async def warm(self, snapshot: Snapshot) -> None:
@@ -303,7 +304,7 @@ class Suggestions:
 
     def _prepare(self, question: Question, answer: Answer) -> None:
         """Begins what nobody waits for; it ends with the next key."""
-        uri = question.snapshot.uri
+        uri = _document(question.snapshot.uri)
         # Of an entry that is selected in a menu nothing follows before it is accepted.
         if uri in self._ahead or not (answer.unfinished or (answer.suggestions and question.own is None)):
             return
@@ -374,7 +375,12 @@ def accepted(snapshot: Snapshot, edit: Edit) -> Snapshot:
 def document_name(uri: str, purpose: str = "") -> str:
     """What the engine knows a document by: all cells of a notebook are one, so that what is encoded of the others
     serves each. `purpose` keeps its requests apart: each supersedes only those of the same one."""
-    return hashlib.sha256((uri.partition("#")[0] + purpose).encode(errors="replace")).hexdigest()
+    return hashlib.sha256((_document(uri) + purpose).encode(errors="replace")).hexdigest()
+
+
+def _document(uri: str) -> str:
+    """What is one document to the engine: of a cell its notebook."""
+    return uri.partition("#")[0]
 
 
 def _alike(one: str, other: str) -> bool:

@@ -52,6 +52,9 @@ def load(path: Path) -> dict[str, Tensor]:
         raise ModelError(f"{path} is no adapter ({error}): reinstall infill-lsp") from None
     if MASK_ROW not in tensors or END_ROW not in tensors:
         raise ModelError(f"{path} is no adapter of the embedded model: reinstall infill-lsp")
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise ModelError(f"{path} holds NaN or infinity in {name}: train it again, or reinstall infill-lsp")
     return tensors
 
 

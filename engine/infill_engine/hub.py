@@ -92,8 +92,8 @@ def cached(hub: str, form: str = "", only_small: bool = False) -> Path | None:
     if folder is None:
         return None
     ggufs = _of_form([str(file.relative_to(folder)) for file in folder.rglob("*.gguf") if file.exists()], form)
-    if form and len(ggufs) == 1:
-        return folder / ggufs[0]
+    if form:
+        return folder / ggufs[0] if len(ggufs) == 1 else None
     if not (folder / "config.json").exists() or not has_tokenizer(folder):
         return None
     if only_small:
@@ -151,10 +151,12 @@ class _Repository:
         by_name = {file.name: file for file in files}
         ggufs = [name for name in by_name if name.endswith(".gguf")]
         shards = [] if only_small else [file for name, file in by_name.items() if _SHARD.fullmatch(name)]
-        if form and ggufs:
+        if form:
             found = _of_form(ggufs, form)
             if len(found) == 1 and not _SPLIT.search(found[0]):
                 return [by_name[found[0]]]
+            if not ggufs:
+                raise FetchError(f"{self._hub} has no file of {form}: name it alone, or with int8, int4 or fp8")
             raise FetchError(f"{self._hub} has no single file of {form}: it has {', '.join(map(_form_of, ggufs))}")
         if not shards and not only_small:
             if ggufs:

@@ -43,8 +43,11 @@ FORMAT = 1
 #: Tokens of a file and of a workspace at most. What is beyond is left out.
 MOST_FILE, MOST_TOKENS = 1 << 19, 1 << 26
 #: Tokens in memory that are merged, those beyond which no file is taken before they are, and the seconds after which
-#: any change is merged.
-MERGED, MOST_RECENT, MERGED_S = 1 << 18, 1 << 21, 300.0
+#: any change is merged: well before an idle engine is let go (`EngineConfig.idle_release_s`).
+MERGED, MOST_RECENT, MERGED_S = 1 << 18, 1 << 21, 120.0
+#: Tokens on disk up to which what was deleted is taken out of them when the workspace is closed (half a second for as
+#: many); a larger workspace is written again some time after it is next opened.
+REWRITTEN = 1 << 20
 #: Seconds after which a deletion is noted on disk, and after which what failed is tried again.
 NOTED_S, AGAIN_S = 0.5, 30.0
 #: Seconds that a merge under way may go on when the workspace is closed.
@@ -422,8 +425,10 @@ class Workspace:
         if self._thread is not None:
             self._thread.join(CLOSED_S)
         merging = self._thread is not None and self._thread.is_alive()
-        if self._recent.files and not merging:
-            self.merge(alone=True)
+        has_dead = any(segment.dead.any() for segment in self._segments)
+        rewrites = has_dead and sum(segment.header.tokens for segment in self._segments) <= REWRITTEN
+        if (self._recent.files or rewrites) and not merging:
+            self.merge(alone=not rewrites)
         if self._gone and not self._note():
             with self._noting, contextlib.suppress(OSError):
                 if self._mine:  # by the merge under way, which this process may not live to see the end of
@@ -491,6 +496,8 @@ class Workspace:
                     segments.append(segment)
         with self._lock:
             self._segments, self._stamp = segments, stamp
+            if any(segment.dead.any() for segment in segments):  # What was deleted is to leave the disk, too.
+                self._change.changed = self._change.changed or time.monotonic()
             # What was done here since, and what came here, is newer than what lies there.
             for number, content in self._gone:
                 _kill(segments, number, content)

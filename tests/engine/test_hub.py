@@ -161,6 +161,14 @@ def test_the_hubs_own_client_finds_what_was_fetched(server: Hub, home: Path) -> 
     assert client.snapshot_download("who/model", cache_dir=home / "hub", local_files_only=True) == str(folder)
 
 
+def test_a_form_that_a_repository_does_not_have_is_not_another_one(server: Hub) -> None:
+    with pytest.raises(FetchError, match="has no file of Q8_0: name it alone"):
+        hub.ensure("who/model", quiet, "Q8_0")
+    assert not any("safetensors" in path for path, _ in server.asked)
+    hub.ensure("who/model", quiet)
+    assert hub.cached("who/model", "Q8_0") is None
+
+
 def test_one_gguf_file_is_fetched_by_its_form(server: Hub) -> None:
     path = hub.ensure("who/small-GGUF", quiet, "q4_k_m")
     assert path.read_bytes() == Q4

@@ -166,6 +166,39 @@ def test_what_was_deleted_leaves_the_disk_with_the_next_merge(tmp_path: Path, vo
     assert memory.disk_bytes == 0
 
 
+def test_what_was_deleted_leaves_the_disk_when_the_workspace_is_closed(tmp_path: Path) -> None:
+    memory = Workspace(tmp_path, VOCAB, background=False)
+    secret = [101, 102, 103, 104]
+    memory.put("secret", "1", secret)
+    memory.put("other", "1", [1, 2, 3, 4])
+    assert memory.merge()
+    memory.remove("secret")
+    memory.close()
+    assert np.array(secret, np.uint16).tobytes() not in on_disk(tmp_path)
+
+
+def test_what_an_engine_that_was_killed_had_deleted_leaves_the_disk_after_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Workspace(tmp_path, VOCAB, background=False)
+    secret = [101, 102, 103, 104]
+    needle = np.array(secret, np.uint16).tobytes()
+    memory.put("secret", "1", secret)
+    memory.put("other", "1", [1, 2, 3, 4])
+    assert memory.merge()
+    memory.remove("secret")
+    assert memory._note()
+    assert needle in on_disk(tmp_path)
+    monkeypatch.setattr("infill_engine.workspace.MERGED_S", 0.05)
+    again = Workspace(tmp_path, VOCAB, background=True)
+    until = time.monotonic() + 30
+    while needle in on_disk(tmp_path) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert needle not in on_disk(tmp_path)
+    assert look(again, [1, 2]) == (2, {3: 1})
+    again.close()
+
+
 def test_a_deletion_is_known_after_a_restart_before_any_merge(tmp_path: Path) -> None:
     memory = Workspace(tmp_path, VOCAB, background=False)
     memory.put("a", "1", [1, 2, 3])

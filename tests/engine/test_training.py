@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import random
+import re
 import signal
 from dataclasses import asdict, replace
 
@@ -280,6 +281,16 @@ def test_a_file_that_is_no_adapter_is_refused(tmp_path, content):
     path = tmp_path / "adapter.safetensors"
     path.write_bytes(content)
     with pytest.raises(ModelError, match="no adapter"):
+        adapter.load(path)
+
+
+def test_an_adapter_that_training_has_lost_is_refused(tmp_path):
+    path = tmp_path / "adapter.safetensors"
+    tensors = trainee(spread=0.1).adapter()
+    name = next(name for name in tensors if name.endswith(".b"))
+    tensors[name][0, 0] = float("nan")
+    adapter.save(tensors, {}, path)
+    with pytest.raises(ModelError, match=f"NaN or infinity in {re.escape(name)}"):
         adapter.load(path)
 
 

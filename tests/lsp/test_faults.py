@@ -582,6 +582,10 @@ async def test_18_secrets_and_ignored_files_are_no_context(meet: Meet, engine: S
     assert await editor.item()
     editor.open("KEY=hunter2\n", "properties", uri=(tmp_path / ".env").as_uri())
     editor.open("hunter2 = 1\n", uri=(tmp_path / "build/more.py").as_uri())
+    (tmp_path / "notes.txt").symlink_to(tmp_path / "id_rsa")
+    (tmp_path / "link.py").symlink_to(tmp_path / "a.py")
+    editor.open("hunter2\n", "plaintext", uri=(tmp_path / "notes.txt").as_uri())
+    editor.open("hunter2 = 1\n", uri=(tmp_path / "link.py").as_uri())
     await until(lambda: any("a.py" in texts for texts in engine.texts.values()))
     (texts,) = (texts for texts in engine.texts.values() if texts)
     assert set(texts) <= {"a.py", "b.py", ".gitignore"}

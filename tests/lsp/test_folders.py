@@ -337,6 +337,26 @@ async def test_a_folder_may_be_switched_off_alone(bench: Bench) -> None:
     assert bench.folders.place(inner.joinpath("o.py").as_uri()) == ("", "")
 
 
+async def test_what_is_off_in_a_folder_is_off_for_the_folder_around_it(bench: Bench) -> None:
+    inner = bench.folder / "in[n]er"
+    inner.mkdir()
+    (inner / "o.py").write_text("o = 1\n")
+    (bench.folder / "iner").mkdir()
+    (bench.folder / "iner" / "p.py").write_text("p = 1\n")
+    bench.write(a="a = 1\n")
+    await bench.folders.settle({bench.folder.as_uri(): [], inner.as_uri(): None})
+    bench.folders.open(inner.joinpath("u.py").as_uri(), lambda: "u = 1\n")
+    bench.folders.ask()
+    (outer,) = [folder for folder in bench.folders._folders.values() if folder.root == str(bench.folder)]
+    assert outer.index is not None
+    assert await asyncio.to_thread(outer.index.settle, PATIENCE_S)
+    manifest = outer.index.manifest()
+    assert manifest is not None
+    assert set(manifest) == {"a.py", "iner/p.py"}
+    assert bench.folders.place(inner.joinpath("o.py").as_uri()) == ("", "")
+    assert bench.folders.place(bench.uri("a.py"))[1] == "a.py"
+
+
 async def test_snippets_come_from_the_innermost_folder(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RETRIEVED_S", PATIENCE_S)
     monkeypatch.setattr("infill_lsp.priming.BUDGET_S", PATIENCE_S)

@@ -125,6 +125,8 @@ async def test_what_is_wrong_is_one_line_that_says_what_to_do(address: str, toke
     assert "cannot be read (No such file or directory)" in await fault(address, str(shared_home / "nowhere"))
     assert "set infill.engine.address to https://" in await fault("http://example.com:8013", token)
     assert "no engine answers at http://127.0.0.1:9: start it there" in await fault("http://127.0.0.1:9", token)
+    for wrong in ("http://127.0.0.1:80130", "http://localhost:80l3", "https://münchen.example:8013"):
+        assert await fault(wrong, token) == f"{wrong} is no address: set infill.engine.address to http://…"
     assert "does not speak TLS" in await fault(address.replace("http:", "https:"), token)
 
 

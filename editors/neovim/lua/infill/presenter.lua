@@ -93,6 +93,19 @@ local function tell(method, client, params)
   end
 end
 
+--- Whether the characters of one text stand in another in their order.
+local function lies_in(characters, text)
+  local from = 1
+  for character in characters:gmatch(".") do
+    local found = text:find(character, from, true)
+    if not found then
+      return false
+    end
+    from = found + 1
+  end
+  return true
+end
+
 --- What of the shown text is typed already, what is left, and what behind the cursor the rest replaces. Nil where the
 --- text does not belong at the cursor any more.
 ---@return string? typed
@@ -121,17 +134,13 @@ local function fit()
   local rest = text:sub(#typed + 1)
   local replaced = behind:sub(1, #behind - #shown.tail)
   -- A plugin for pairs may have put closers behind the cursor since; what the text brings itself is replaced.
-  local own = replaced == shown.replaced or (vim.endswith(replaced, shown.replaced) and replaced:match(CLOSERS))
-  if not own then
+  -- And who types a closer goes past the one that is there.
+  local passed = shown.replaced:sub(1, #shown.replaced - #replaced)
+  local own = replaced == shown.replaced
+    or (vim.endswith(replaced, shown.replaced) and replaced:match(CLOSERS))
+    or (vim.endswith(shown.replaced, replaced) and passed:match(CLOSERS))
+  if not own or not lies_in(replaced, rest) then
     return
-  end
-  local from = 1
-  for character in replaced:gmatch(".") do
-    local found = rest:find(character, from, true)
-    if not found then
-      return
-    end
-    from = found + 1
   end
   return typed, rest, replaced
 end
@@ -338,10 +347,16 @@ local function take(part)
   local client, id, text = shown.client, shown.items[shown.index].id, typed .. piece
   local whole = piece == rest
   cancel()
+  -- What a piece brings itself goes from behind the cursor: the least that lets the rest stand before what is left.
+  local brought = 0
+  while not lies_in(replaced:sub(brought + 1), rest:sub(#piece + 1)) do
+    brought = brought + 1
+  end
+  shown.replaced = replaced:sub(brought + 1)
   if whole then
     hide()
   end
-  insert(piece, whole and replaced or "")
+  insert(piece, replaced:sub(1, brought))
   if vim.fn.foldclosed(".") > 0 then
     vim.cmd.foldopen({ bang = true }) -- New lines may begin a closed fold, with the cursor in it.
   end
