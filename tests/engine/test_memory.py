@@ -167,7 +167,7 @@ def test_what_was_deleted_leaves_the_disk_with_the_next_merge(tmp_path: Path, vo
 
 
 def test_what_was_deleted_leaves_the_disk_when_the_workspace_is_closed(tmp_path: Path) -> None:
-    memory = Workspace(tmp_path, VOCAB, background=False)
+    memory = Workspace(tmp_path, 60_000, background=False)
     secret = [101, 102, 103, 104]
     memory.put("secret", "1", secret)
     memory.put("other", "1", [1, 2, 3, 4])
@@ -180,7 +180,7 @@ def test_what_was_deleted_leaves_the_disk_when_the_workspace_is_closed(tmp_path:
 def test_what_an_engine_that_was_killed_had_deleted_leaves_the_disk_after_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory = Workspace(tmp_path, VOCAB, background=False)
+    memory = Workspace(tmp_path, 60_000, background=False)
     secret = [101, 102, 103, 104]
     needle = np.array(secret, np.uint16).tobytes()
     memory.put("secret", "1", secret)
@@ -190,7 +190,7 @@ def test_what_an_engine_that_was_killed_had_deleted_leaves_the_disk_after_the_ne
     assert memory._note()
     assert needle in on_disk(tmp_path)
     monkeypatch.setattr("infill_engine.workspace.MERGED_S", 0.05)
-    again = Workspace(tmp_path, VOCAB, background=True)
+    again = Workspace(tmp_path, 60_000, background=True)
     until = time.monotonic() + 30
     while needle in on_disk(tmp_path) and time.monotonic() < until:
         time.sleep(0.02)
