@@ -362,6 +362,33 @@ def test_word_by_word_and_line_by_line(open_file: OpenFile) -> None:
 
 
 @both_versions
+def test_a_closer_that_is_there_is_taken_or_typed_past_and_not_doubled(open_file: OpenFile) -> None:
+    """As a plugin for pairs leaves it: the text goes on behind the closer that stands behind the cursor."""
+    neovim = open_file(b"def f():\n    pass\n", {"def f(": "self, x) -> int:"})
+    neovim.nvim.command("imap <C-w> <Plug>(infill-accept-word)")
+    neovim.keys("0f(a")
+    shown = lambda: neovim.lua("return require('infill.presenter').text()")
+    wait_for(lambda: shown() == "self, x) -> int:", "whole suggestion", seen=shown)
+    for rest, line in (
+        (", x) -> int:", "def f(self):"),
+        (" x) -> int:", "def f(self,):"),
+        (") -> int:", "def f(self, x):"),
+        (" -> int:", "def f(self, x):"),
+    ):
+        neovim.keys("<C-w>")
+        wait_for(lambda: shown() == rest, "rest of it", seen=shown)
+        assert neovim.lines[0] == line
+    neovim.keys("<Tab>")
+    wait_for(lambda: neovim.lines[0] == "def f(self, x) -> int:", "whole line", seen=lambda: neovim.lines)
+    neovim.keys("<Esc>")
+    neovim.nvim.current.buffer[0] = "def f():"
+    neovim.keys("0f(a")
+    wait_for(lambda: shown() == "self, x) -> int:", "suggestion once more", seen=shown)
+    neovim.keys("self, x<Right>")
+    wait_for(lambda: shown() == " -> int:", "rest behind the closer", seen=shown)
+
+
+@both_versions
 def test_ghost_text_stays_while_it_is_typed(open_file: OpenFile) -> None:
     """While the person types what is shown, no frame that a user interface is sent lacks any of it."""
     text = "price_of_one_piece * count_of_all_pieces + 1"
