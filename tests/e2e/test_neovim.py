@@ -376,7 +376,7 @@ def test_a_closer_that_is_there_is_taken_or_typed_past_and_not_doubled(open_file
         (" -> int:", "def f(self, x):"),
     ):
         neovim.keys("<C-w>")
-        wait_for(lambda: shown() == rest, "rest of it", seen=shown)
+        wait_for(lambda rest=rest: shown() == rest, "rest of it", seen=shown)
         assert neovim.lines[0] == line
     neovim.keys("<Tab>")
     wait_for(lambda: neovim.lines[0] == "def f(self, x) -> int:", "whole line", seen=lambda: neovim.lines)
