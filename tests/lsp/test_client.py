@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from editor import until
 from infill_engine import protocol
 from infill_engine.protocol import (
     PROTOCOL,
@@ -181,6 +182,24 @@ async def test_an_engine_that_hangs_in_mid_answer_is_given_up_by_the_deadline(en
     assert candidates
     assert set(candidates) == {Candidate("x")}
     assert final == Final("starting", "the engine did not answer in time")
+
+
+async def test_many_fills_at_once_leave_the_engine_within_reach(engine: EngineClient) -> None:
+    go_on = asyncio.Event()
+
+    async def answer(target: str, body: bytes, writer: asyncio.StreamWriter) -> None:
+        if target == "/v1/status":
+            await plain(writer, protocol.encode(READY))
+            return
+        await go_on.wait()
+        await stream(writer, protocol.encode(Final("end")) + b"\n")
+
+    async with listening(answer) as peer:
+        fills = [asyncio.create_task(events_of(engine)) for _ in range(16)]
+        await until(lambda: peer.connections == 16)
+        assert await engine.status() == READY
+        go_on.set()
+        assert all([await fill == [Final("end")] for fill in fills])
 
 
 async def test_cancelling_closes_the_stream_and_leaves_the_client_usable(engine: EngineClient) -> None:

@@ -11,6 +11,7 @@ from lsprotocol import types
 from tree_sitter import Language, Parser
 
 from infill_lsp import languages
+from infill_lsp.core import MAX_CHARACTERS
 from infill_lsp.documents import FIRST_PARSE_S, PARSE_S, Document, Trees, position
 
 ENCODINGS = ("utf-8", "utf-16", "utf-32")
@@ -298,3 +299,10 @@ def test_of_many_documents_those_used_last_keep_their_trees(monkeypatch: pytest.
     trees.use(opened[0])
     assert opened[-2]._syntaxes, "a document that is closed leaves its place"
     assert opened[0].snapshot(0, 0, "utf-16", wait=True).tree is not None
+
+
+def test_a_document_in_which_nothing_is_offered_is_not_parsed() -> None:
+    document = Document("file:///a.py", "python", 1, "x = 1\n" * (MAX_CHARACTERS // 6 + 1))
+    assert document.snapshot(0, 0, "utf-16", wait=True).tree is None
+    document.change([types.TextDocumentContentChangeWholeDocument("x = 1\n")], 2, "utf-16")
+    assert document.snapshot(0, 0, "utf-16", wait=True).tree is not None

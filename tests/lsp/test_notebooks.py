@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from editor import Editor, until
-from infill_engine.protocol import Final
+from infill_engine.protocol import Event, Final, InfillRequest
 from lsprotocol import types
 from scripted_engine import Scripted, from_table, served, sure
 
@@ -284,3 +284,29 @@ async def test_cells_are_filled_apart_and_see_one_another(both: tuple[Editor, In
     first, second = engine.requests
     assert first.document != second.document
     assert second.prefix == BEFORE.partition("import")[0] + "def f():\n    ...\nx =\n\nreturn \n\ndef g():\n"
+
+
+async def test_what_is_prepared_in_one_cell_takes_no_answer_from_another(
+    both: tuple[Editor, InfillServer], engine: Scripted
+) -> None:
+    """To the engine a notebook is one document, in which the newest request ends the one before it."""
+    editor, _ = both
+    open_book(editor)
+
+    def cut_short(request: InfillRequest) -> list[Event]:
+        engine.goes_on.clear()  # What comes next is held.
+        return [sure("first"), Final("deadline")]
+
+    engine.write = cut_short
+    assert await editor.complete(0, 7, automatic=True)
+    await until(lambda: len(engine.asked("speculation")) == 1)
+    (prepared,) = engine.asked("speculation")
+    editor.uri = uri("c")
+    asked = asyncio.create_task(editor.complete(0, 5, automatic=True))
+    await until(lambda: prepared in engine.cancelled)
+    await until(lambda: len(engine.requests) == 3)
+    engine.write = from_table({"= 2": " + first"})
+    engine.goes_on.set()
+    assert await asked
+    await until(lambda: len(engine.requests) > 3)
+    assert all(request.head.startswith("y = 2") for request in engine.requests[2:])

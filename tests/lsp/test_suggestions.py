@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -549,3 +550,18 @@ async def test_a_fault_that_nobody_waits_for_is_logged_without_its_text(
         assert await offered(editor, 0, 7) == ["first + second"]
     assert "a fault in infill-lsp: ValueError" in caplog.text
     assert "a person's text" not in caplog.text
+
+
+async def test_a_log_level_that_is_taken_back_is_the_command_lines_again(home: Path) -> None:
+    loggers = {name: logging.getLogger(name) for name in ("", "pygls")}
+    before = {name: logger.level for name, logger in loggers.items()}
+    try:
+        async with served(Scripted(from_table(TABLE))) as (editor, _):
+            await editor.initialize(options={"model": "m"})
+            editor.configure({"infill": {"logLevel": "debug"}})
+            await until(lambda: all(logger.level == logging.DEBUG for logger in loggers.values()))
+            editor.configure({"infill": {}})
+            await until(lambda: all(logger.level == logging.WARNING for logger in loggers.values()))
+    finally:
+        for name, level in before.items():
+            loggers[name].setLevel(level)
