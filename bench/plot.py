@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 720, 400, 64, 52, 16, 16
-#: The names of the curves stand below them, in columns, each in a row of so many pixels.
-COLUMNS, ROW = 2, 18
+#: The names of the curves stand below them, each in a row of so many pixels.
+ROW = 18
 COLOURS = ("#3b7ddd", "#d9822b", "#2e9e5b", "#b04fc4", "#888888", "#d1495b", "#8c6d1f", "#12a5a5")
 TEXT = "#808080"
 
@@ -33,7 +32,7 @@ def curves(
     def y_at(value: float) -> float:
         return HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * (min(max(value, y0), y1) - y0) / (y1 - y0)
 
-    height = HEIGHT + ROW * math.ceil(len(lines) / COLUMNS) + 8
+    height = HEIGHT + ROW * len(lines) + 8
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" '
         f'font-size="12" fill="{TEXT}">'
@@ -54,10 +53,9 @@ def curves(
         colour = COLOURS[i % len(COLOURS)]
         path = " ".join(f"{x_at(x):.1f},{y_at(y):.1f}" for x, y in points)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        row, column = divmod(i, COLUMNS)
-        x, y = 16 + column * (WIDTH - 16) / COLUMNS, HEIGHT + 8 + ROW * row
-        parts.append(f'<rect x="{x:.1f}" y="{y - 6:.1f}" width="14" height="3" fill="{colour}"/>')
-        parts.append(_text(x + 20, y, name, "start"))
+        y = HEIGHT + 8 + ROW * i
+        parts.append(f'<rect x="{LEFT}" y="{y - 6}" width="14" height="3" fill="{colour}"/>')
+        parts.append(_text(LEFT + 20, y, name, "start"))
     return "\n".join([*parts, "</svg>", ""])
 
 
