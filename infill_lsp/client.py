@@ -55,6 +55,9 @@ POLL_S = 0.1
 #: its own deadline: the step that is under way then.
 CONNECT_S = 1.0
 CONTROL_S = 2.0
+#: How long the engine may say nothing of itself before it is taken to hang. While it loads torch on a busy machine,
+#: whatever else runs in its process waits for seconds.
+STATUS_S = 10.0
 GRACE_S = 0.5
 #: Seconds for a manifest, and for documents to be taken in behind everything else.
 SYNC_S = 10.0
@@ -75,6 +78,10 @@ class EngineError(Exception):
 
 class EngineAway(EngineError):
     """No engine listens, or it has to start first: what was asked may be asked again once its status is "ready"."""
+
+
+class HangingEngine(EngineError):
+    """An engine runs, and says nothing of itself."""
 
 
 class OutdatedEngine(EngineError):
@@ -197,17 +204,19 @@ class EngineClient:
             raise EngineError(self._refusal(response.status, response.content))
         return response.content
 
-    async def status(self) -> Status | None:
+    async def status(self, patience_s: float | None = None) -> Status | None:
         """What the engine says of itself; None where none listens.
 
-        Raises `OutdatedEngine`, and `EngineError` where a newer engine listens or something else.
+        Raises `HangingEngine` after `patience_s` seconds (by default `STATUS_S`), `OutdatedEngine`, and `EngineError`
+        where a newer engine listens or something else.
         """
+        patience_s = STATUS_S if patience_s is None else patience_s
         try:
             response = await self._pool().request(
-                "GET", f"{self._url}/status", headers=self._headers, extensions=_timeouts(CONTROL_S)
+                "GET", f"{self._url}/status", headers=self._headers, extensions=_timeouts(patience_s)
             )
         except httpcore.TimeoutException:
-            raise EngineError(f"the engine does not answer: {self._end_it}") from None
+            raise HangingEngine(f"the engine does not answer: {self._end_it}") from None
         except (httpcore.NetworkError, httpcore.ProtocolError) as error:
             self._look_into(error)
             return None
@@ -219,12 +228,18 @@ class EngineClient:
         """Starts the engine where none runs; yields its status every 0.1 s until it is "ready" or "error".
 
         An older engine is replaced. Raises `EngineError` where it cannot be started, which includes the fifth
-        start within three minutes.
+        start within three minutes, and `HangingEngine` where it has said nothing for a minute.
         """
         process: subprocess.Popen[bytes] | None = None
+        heard = time.monotonic()
         while True:
             try:
                 status = await self.status()
+                heard = time.monotonic()
+            except HangingEngine:
+                if time.monotonic() - heard > START_S:
+                    raise
+                continue
             except OutdatedEngine:
                 if process is not None:
                     raise EngineError(f"{self.python} has an older infill-lsp: update it there") from None
@@ -257,8 +272,8 @@ class EngineClient:
         await self._post_stop()
         give_up = time.monotonic() + STOP_S
         while time.monotonic() < give_up:
-            with contextlib.suppress(OutdatedEngine):
-                if await self.status() is None:
+            with contextlib.suppress(OutdatedEngine, HangingEngine):
+                if await self.status(CONTROL_S) is None:
                     return
             await asyncio.sleep(POLL_S)
         raise EngineError(f"the engine does not stop: {self._end_it}")

@@ -350,6 +350,39 @@ async def test_a_start_that_fails_is_told_in_its_last_words(home: Path) -> None:
     assert log.read_text() == "first\nNo module named infill_engine\n"
 
 
+async def test_an_engine_that_is_kept_busy_while_it_starts_is_waited_for(
+    engine: EngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "STATUS_S", 0.05)
+    asked = 0
+
+    async def answer(target: str, body: bytes, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        if asked < 4:
+            await asyncio.sleep(5)  # Longer than the client listens.
+        else:
+            await plain(writer, protocol.encode(READY))
+
+    async with listening(answer), asyncio.timeout(10):
+        assert [status.state async for status in engine.bring_up()] == ["ready"]
+    assert asked == 4
+
+
+async def test_an_engine_that_hangs_is_told_of_in_the_end(
+    engine: EngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "STATUS_S", 0.05)
+    monkeypatch.setattr(client_module, "START_S", 0.2)
+
+    async def answer(target: str, body: bytes, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(5)
+
+    async with listening(answer), asyncio.timeout(10):
+        with pytest.raises(EngineError, match="does not answer: end it with `infill-engine stop --model m`"):
+            [status async for status in engine.bring_up()]
+
+
 async def test_a_cache_that_cannot_be_written_does_not_stop_the_start(home: Path) -> None:
     (home / "cache").write_text("a file where the folder should be")
     client = EngineClient("m", program(home, "echo boom; exit 1"))
