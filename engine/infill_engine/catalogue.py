@@ -26,8 +26,6 @@ from infill_engine.fetch import EMBEDDED as EMBEDDED_SOURCE
 GB = 10**9
 #: Memory for encoded contexts and what a pass needs beside the weights, as `EngineConfig.cache_mb` has it by default.
 CONTEXT_BYTES = 512 << 20
-#: Bytes a parameter in int8 with a scale for each group of 64, as a CPU serves floating weights.
-INT8_BYTES = 1.07
 
 #: The model that is installed with the engine, and the name that stands for whichever was chosen.
 EMBEDDED, AUTO = "embedded", "auto"
@@ -69,14 +67,21 @@ class Model:
     on_cpu: bool = False
     #: Bytes of the keys and values of one request, as it is served on a CPU, where they are more than `CONTEXT_BYTES`.
     contexts: int = 0
+    #: Parameters of the tables from which tokens are looked up and onto which hidden states are projected: those that
+    #: a CPU's compiled kernels have in two bytes beside int8. None where it has no such kernels for the model.
+    tables: int | None = None
 
     def file(self, form: str) -> File | None:
         return next((file for file in self.files if file.form.casefold() == form.casefold()), None)
 
     def needs(self, file: File, gpu: bool) -> int:
-        """Bytes of memory to serve it: its weights, and what contexts take. A CPU serves floating weights in int8."""
-        floating = file.form in ("bf16", "fp32")
-        weights = int(self.parameters * INT8_BYTES) if floating and not gpu else file.bytes
+        """Bytes of memory to serve it: its weights, and what contexts take. A CPU's kernels have all of them in int8,
+        whatever the file has; without such kernels floating ones are served in fp32."""
+        weights = file.bytes
+        if not gpu and self.tables is not None:
+            weights = self.parameters + 2 * self.tables
+        elif not gpu and file.form == "bf16":
+            weights = 4 * self.parameters
         return weights + max(self.contexts, CONTEXT_BYTES)
 
 
@@ -98,6 +103,7 @@ MODELS: tuple[Model, ...] = (
         "Apache-2.0",
         131_072,
         (File("bf16", "Dream-org/DreamOn-v0-7B", _gb(15.2)),),
+        tables=2 * 152_064 * 3584,
     ),
     Model(
         "dream-coder",
@@ -107,6 +113,7 @@ MODELS: tuple[Model, ...] = (
         "Apache-2.0",
         131_072,
         (File("bf16", "Dream-org/Dream-Coder-v0-Base-7B", _gb(15.2)),),
+        tables=2 * 152_064 * 3584,
     ),
     Model(
         "diffucoder",
@@ -116,6 +123,7 @@ MODELS: tuple[Model, ...] = (
         "see its card",
         131_072,
         (File("bf16", "apple/DiffuCoder-7B-Base", _gb(15.2)),),
+        tables=2 * 152_064 * 3584,
     ),
     Model(
         "llada",
@@ -126,6 +134,7 @@ MODELS: tuple[Model, ...] = (
         4096,
         (File("bf16", "GSAI-ML/LLaDA-8B-Base", _gb(16.0)),),
         contexts=_gb(2.4),
+        tables=2 * 126_464 * 4096,
     ),
     Model(
         "dream",
@@ -138,6 +147,7 @@ MODELS: tuple[Model, ...] = (
             File("bf16", "Dream-org/Dream-v0-Instruct-7B", _gb(15.2)),
             *_forms("bartowski/Dream-org_Dream-v0-Instruct-7B-GGUF", Q8_0=8.1, Q6_K=6.3, Q5_K_M=5.4, Q4_K_M=4.7),
         ),
+        tables=2 * 152_064 * 3584,
     ),
     Model(
         "diffusion-gemma",
@@ -161,6 +171,7 @@ MODELS: tuple[Model, ...] = (
         "Apache-2.0",
         32_768,
         (File("bf16", "fredzzp/open-dcoder-0.5B", _gb(1.0)),),
+        tables=151_936 * 896,
     ),
     Model(
         EMBEDDED,
@@ -171,6 +182,7 @@ MODELS: tuple[Model, ...] = (
         8192,
         (File("Q4_1", "", _gb(0.1), gguf=True),),
         on_cpu=True,
+        tables=49_152 * 576,
     ),
 )
 

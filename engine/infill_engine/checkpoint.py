@@ -16,7 +16,7 @@ import math
 import mmap
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast, get_args
@@ -589,8 +589,16 @@ class Several:
 class Loaded:
     """`Weights` of a checkpoint, loaded as they are asked for."""
 
-    def __init__(self, checkpoint: Checkpoint, device: torch.device | str, dtype: torch.dtype, form: Form) -> None:
-        """dtype: of what is floating."""
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        form: Form,
+        reading: Callable[[], object] = lambda: None,
+    ) -> None:
+        """dtype: of what is floating; reading: called whenever a tensor was read, and may raise."""
+        self._reading = reading
         self._checkpoint, self._device, self._dtype, self._form = checkpoint, torch.device(device), dtype, form
         self._names = set(checkpoint.names)
         #: The relative errors of all matrices that are not floating, by their form.
@@ -615,8 +623,11 @@ class Loaded:
 
     def looked_up(self, name: str) -> Tensor:
         stored = self._checkpoint.read(name)
-        if not isinstance(stored, Dense) or self._device.type != "cpu":
+        if self._device.type != "cpu":
             return self.dense(name)
+        if not isinstance(stored, Dense):
+            # Its steps are of 4 to 8 bits: half precision holds them in half of the memory, gigabytes of a model of 7B.
+            stored = Dense(stored.rows(0, stored.shape[0], torch.float16))
         self._check(name, stored)
         self._checkpoint.release(name)
         return stored.values
@@ -698,6 +709,7 @@ class Loaded:
 
     def _check(self, name: str, stored: Stored) -> None:
         """Raises `ModelError` where there is a NaN: the model would write nothing but padding."""
+        self._reading()
         if isinstance(stored, Several):
             for part in stored.parts:
                 self._check(name, part)
@@ -735,9 +747,26 @@ def _finite(x: Tensor) -> bool:
     return bool(torch.isfinite(low) & torch.isfinite(high))
 
 
-def needed_bytes(checkpoint: Checkpoint, form: Form, floating: int) -> int:
-    """Memory that the weights of a text model will take; floating: bytes of a floating number. Reads headers only."""
-    return sum(_needed(checkpoint, name, form, floating) for name in text_names(checkpoint))
+#: How the tables are called from which tokens are looked up, and onto which hidden states are projected.
+_EMBEDDINGS, _HEADS = ("embed_tokens.weight", "wte.weight"), ("lm_head.weight", "transformer.ff_out.weight")
+
+
+def needed_bytes(checkpoint: Checkpoint, form: Form, floating: int, compiled: bool = False) -> int:
+    """Memory that the weights of a text model will take; floating: bytes of a floating number; compiled: the kernels of
+    a CPU serve it, which have every matrix in int8 whatever the file has. Reads headers only."""
+    names = list(text_names(checkpoint))
+    if not compiled:
+        return sum(_needed(checkpoint, name, form, floating) for name in names)
+    # What is looked up is as the file has it, in two bytes; what projects to the vocabulary is there in int8 as well.
+    head = next((name for name in names if name.endswith(_HEADS)), None)
+    total = 0
+    for name in names:
+        shape = checkpoint.shape(name)
+        product = len(shape) > 1 and (not name.endswith(_EMBEDDINGS) or head is None)
+        looked_up = name.endswith(_HEADS + _EMBEDDINGS)
+        per_number = 1 * product + 2 * looked_up if len(shape) > 1 else 4
+        total += math.prod(shape) * per_number + 4 * shape[0] * product
+    return total
 
 
 def parameters(checkpoint: Checkpoint) -> int:
@@ -748,7 +777,7 @@ def parameters(checkpoint: Checkpoint) -> int:
 def vocabulary(checkpoint: Checkpoint) -> int:
     """How many ids a text model has. Raises `ModelError`."""
     for name in text_names(checkpoint):
-        if name.endswith(("embed_tokens.weight", "wte.weight")):
+        if name.endswith(_EMBEDDINGS):
             return checkpoint.shape(name)[0]
     raise ModelError(f"{checkpoint.path} has no embedding: it is not the model that it says")
 
@@ -761,8 +790,7 @@ def text_names(checkpoint: Checkpoint) -> Iterator[str]:
 def _needed(checkpoint: Checkpoint, name: str, form: Form, floating: int) -> int:
     shape = checkpoint.shape(name)
     numbers = math.prod(shape)
-    looked_up = name.endswith(("embed_tokens.weight", "lm_head.weight", "wte.weight", "transformer.ff_out.weight"))
-    if len(shape) < 2 or looked_up or ".router." in name:
+    if len(shape) < 2 or name.endswith(_HEADS + _EMBEDDINGS) or ".router." in name:
         return numbers * floating
     kept = checkpoint.served_bytes(name, floating)
     if form == "stored" or kept != numbers * floating:

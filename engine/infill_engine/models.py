@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -233,15 +234,18 @@ def _checkpoint(config: EngineConfig, folder: Path, report: Report) -> Engine:
     form = served if served in FORMS else "stored"
     caching, kept = _caching(config, on), 2 if compiled and served == "int8" else floating.itemsize
     config = _roomy(config, family.sizes(checkpoint.config), caching, kept)
-    _fits(rounding(config.model)[0], checkpoint, form, floating, config.cache_mb << 20, machine(config.device))
-    report("reading the weights", None)
+    _fits(
+        rounding(config.model)[0], checkpoint, form, floating, config.cache_mb << 20, machine(config.device), compiled
+    )
+    reading = partial(report, "reading the weights", None)  # tensor by tensor, so that it can be given up
+    reading()
     team = None
     if compiled and served == "int8":  # the kernels round what the file has, and have threads of their own
         from infill_kernels import cpu
 
         form, team = "stored", cpu.Team(config.threads or min(physical_cores(), MOST_THREADS))
         torch.set_num_threads(1)
-    weights = Loaded(checkpoint, on, floating, form)
+    weights = Loaded(checkpoint, on, floating, form, reading)
     home = folder if folder.is_dir() else folder.parent
     codec = _codec(checkpoint, home, kind, report)
     generation = read_json(path) if (path := home / "generation_config.json").exists() else {}
@@ -314,15 +318,26 @@ def _codec(checkpoint: Checkpoint, home: Path, kind: str, report: Report) -> Jso
         raise ModelError(f"{error}; or put the tokenizer.json of {model.files[0].hub} beside {home}") from None
 
 
-def _fits(named: str, checkpoint: Checkpoint, form: Form, floating: torch.dtype, contexts: int, here: Machine) -> None:
-    """named: as a person did. Raises `ModelError` with the numbers, and with the nearest choice that fits, where its
-    weights and contexts need more bytes than are free."""
+def _fits(
+    named: str,
+    checkpoint: Checkpoint,
+    form: Form,
+    floating: torch.dtype,
+    contexts: int,
+    here: Machine,
+    compiled: bool = False,
+) -> None:
+    """named: as a person did; compiled: the kernels of a CPU serve it in int8. Raises `ModelError` with the numbers, and
+    with the nearest choice that fits, where its weights and contexts need more bytes than are free."""
     from infill_engine.checkpoint import FORMS, needed_bytes, parameters
 
-    need = needed_bytes(checkpoint, form, floating.itemsize) + contexts
+    def bytes_of(form: Form) -> int:
+        return needed_bytes(checkpoint, form, floating.itemsize, compiled and form == "int8") + contexts
+
+    need = bytes_of(form)
     if need <= here.free:
         return
-    sizes = {other: needed_bytes(checkpoint, other, floating.itemsize) + contexts for other in FORMS[1:]}
+    sizes = {other: bytes_of(other) for other in FORMS[1:]}
     smaller = {other: size for other, size in sizes.items() if size <= here.free}
     cure = ""
     if smaller:

@@ -217,7 +217,8 @@ async def _serve(
         return engine
 
     def change(name: str) -> None:
-        if scheduler.engine is not None and scheduler.engine.name == name and scheduler.successor is None:
+        if scheduler.engine is not None and scheduler.engine.name == name:
+            scheduler.stay()
             catalogue.choose(name)
             return
         settle: Callable[[str], None] | None = None

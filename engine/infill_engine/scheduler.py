@@ -308,8 +308,9 @@ class Scheduler:
         #: None until the model is ready.
         self.engine: Engine | None = None
         self.phase = Phase("starting", "the engine is starting")
-        #: What is being loaded to take its place.
+        #: What is being loaded to take its place, and the thread that loads it.
         self.successor: Successor | None = None
+        self._loader: threading.Thread | None = None
         #: Infill requests received so far, refused ones too.
         self.requests = 0
 
@@ -385,16 +386,29 @@ class Scheduler:
     def succeed(self, name: str, load: Callable[[Report], Engine], serves: Callable[[], None] = lambda: None) -> None:
         """Loads another engine in a thread of its own; it takes the place of the one that serves between two requests:
         those that run end first, later ones wait for it. Until then, and where loading fails, the former goes on; then
-        `phase` says why. A newer successor takes the place of one that is being loaded.
+        `phase` says why. A newer successor takes the place of one that is being loaded, once that has stopped: there may
+        be no memory for both.
 
         Raises `Unavailable` where none serves yet.
         """
         with self._wake:
             if refusal := self._not_ready():
                 raise Unavailable(refusal.message)
-            self.successor = Successor(name, load, serves, Phase("starting", f"loading {name}"))
+            fallen, self.successor = self.successor, Successor(name, load, serves, Phase("starting", f"loading {name}"))
             self.phase = Phase("ready")
-            threading.Thread(target=self._prepare, args=(self.successor,), name="infill-loader", daemon=True).start()
+            self._loader = threading.Thread(
+                target=self._prepare, args=(self.successor, self._loader), name="infill-loader", daemon=True
+            )
+            self._loader.start()
+        self._drop(fallen)
+
+    def stay(self) -> None:
+        """Lets fall what is being loaded: the engine that serves goes on."""
+        with self._wake:
+            fallen, self.successor = self.successor, None
+            if fallen is not None:
+                self.phase = Phase("ready")
+        self._drop(fallen)
 
     def call(self, function: Callable[[Engine], T]) -> Future[T]:
         """Asks the engine something that takes milliseconds, in its thread, before the next round. Loads it where it
@@ -517,23 +531,36 @@ class Scheduler:
 
     def _let_go(self, engine: Engine | None) -> None:
         """An engine's last work."""
-        self._digesting = False
         try:
             if engine is not None:
                 engine.close()
         except Exception as error:
             _log_failure(error)
 
-    def _prepare(self, successor: Successor) -> None:
-        """Loads a successor; in a thread of its own."""
+    def _drop(self, fallen: Successor | None) -> None:
+        """Lets an engine go that has never served."""
+        if fallen is None:
+            return
+        with self._wake:
+            engine, fallen.engine = fallen.engine, None
+        if engine is not None:
+            self._let_go(engine)
+            del engine
+            self._freed()
+
+    def _prepare(self, successor: Successor, before: threading.Thread | None) -> None:
+        """Loads a successor; in a thread of its own, once that which loaded `before` has ended."""
 
         def report(message: str, progress: float | None) -> None:
             if self._closing or self.successor is not successor:
                 raise _Closing
             successor.phase = Phase("starting" if progress is None else "fetching", message, progress)
 
+        if before is not None:
+            before.join()
         try:
-            engine = successor.load(report)
+            report(successor.phase.message, None)  # it may not be wanted any more
+            successor.engine = successor.load(report)
         except _Closing:
             return
         except Exception as error:
@@ -545,11 +572,9 @@ class Scheduler:
             return
         with self._wake:
             wanted = self.successor is successor and not self._closing
-            if wanted:
-                successor.engine = engine
-                self._wake.notify()
+            self._wake.notify()
         if not wanted:
-            self._let_go(engine)
+            self._drop(successor)
 
     def _hand_over(self) -> None:
         """Lets a successor that is loaded take over, where no request runs."""
@@ -557,11 +582,12 @@ class Scheduler:
             successor = self.successor
             if successor is None or successor.engine is None or any(job.steps and job.emit for job in self._jobs):
                 return
+            engine, successor.engine = successor.engine, None  # now nobody else lets it fall
             ahead = [job for job in self._jobs if job.emit is None]
         for job in ahead:  # what they encode is of the former
             self._finish(job, Final("superseded"))
-        former, self.engine, self._load = self.engine, successor.engine, successor.load
-        self.pace = Pace()
+        former, self.engine, self._load = self.engine, engine, successor.load
+        self.pace, self._digesting = Pace(), False
         self._let_go(former)
         del former
         self._freed()
@@ -610,6 +636,7 @@ class Scheduler:
                     return not self._closing
                 idle, self.engine, self._deserted = self.engine, None, False
                 self._clients.clear()
+                self._digesting = False
                 self.phase = Phase("ready", "the model is not in memory: the next request loads it")
             self._let_go(idle)
             del idle

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
-from infill_engine import models
+from infill_engine import catalogue, models
 from infill_engine.catalogue import GB, Machine
 from infill_engine.checkpoint import Loaded, SafetensorsFolder, needed_bytes, opened
 from infill_engine.core import ModelError
@@ -145,7 +145,7 @@ class Listed:
 
     def __init__(self, architecture: str, kind: str, **shapes: tuple[int, ...]) -> None:
         self.path, self.config = Path("/models/it"), {"architectures": [architecture]}
-        self._shapes, self._bits = shapes, {"bf16": 16, "q8": 9}[kind]
+        self._shapes, self._bits = shapes, {"bf16": 16, "q8": 9, "q4": 5}[kind]
         self.names = list(shapes)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -171,6 +171,19 @@ def test_the_nearest_choice_is_named(total: float, free: float, kind: str, says:
     with pytest.raises(ModelError) as caught:
         models._fits("it", experts, "stored", torch.bfloat16, 512 << 20, here)  # type: ignore[arg-type]
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("form", ["bf16", "q4"])
+def test_a_cpu_that_serves_int8_needs_as_much_of_a_small_file_as_of_a_large_one(form: str) -> None:
+    """What the catalogue says before a download, and what the file's header says behind it: of Dream 7B, 10 GB."""
+    body, table = (7616 * 10**6 - 2 * 152_064 * 3584) // 3584, (152_064, 3584)
+    dream = Listed("DreamModel", form, **{"a": (body, 3584), "embed_tokens.weight": table, "lm_head.weight": table})
+    here, published = Machine("cpu", 9 * GB, 8 * GB, 4), catalogue.named("dream")
+    assert published is not None
+    listed = [published.needs(file, gpu=False) for file in published.files]
+    assert listed == [pytest.approx(needed_bytes(dream, "int8", 4, compiled=True) + (512 << 20), rel=0.07)] * 5  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match=r"7\.6B in int8, needs 9\.8 GB, 8\.0 GB are free: use"):
+        models._fits("dream", dream, "int8", torch.float32, 512 << 20, here, compiled=True)  # type: ignore[arg-type]
 
 
 def test_where_no_other_form_is_published_rounding_is_named() -> None:

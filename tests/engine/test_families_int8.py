@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from infill_engine import models
-from infill_engine.checkpoint import Loaded, opened
+from infill_engine.checkpoint import Loaded, needed_bytes, opened
 from infill_engine.config import EngineConfig
 from infill_engine.core import ModelError, complete
 from infill_engine.families.masked import EXACT, Caching, MaskedDenoiser
@@ -104,6 +104,19 @@ def test_what_is_kept_of_keys_and_values_is_what_torch_keeps(whole, team, cachin
 
     for found, wanted in zip(passes(int8(whole, team, caching)), passes(whole.ours(caching=caching)), strict=True):
         assert off(found, wanted) < 6e-3
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_estimate_of_their_memory_is_what_they_hold(tmp_path, team, tied):
+    """Every matrix in int8, the tables as the file has them, and a head of its own in both."""
+    found = qwen(tmp_path, **WIDE | {"tie_word_embeddings": tied, "vocab_size": 2048, "intermediate_size": 1024})
+    found.model.bfloat16().save_pretrained(found.folder)
+    ours = int8(found, team)
+    decoder, head = ours._decoder, ours.head
+    arrays = [*decoder.stack.weights, *head.project._weight]
+    tables = {tensor.data_ptr(): tensor.nbytes for tensor in (decoder.embedding, head.weight)}
+    held = sum(array.nbytes for array in arrays) + sum(tables.values()) + decoder.norm.nbytes
+    assert needed_bytes(opened(found.folder), "int8", 4, compiled=True) == pytest.approx(held, rel=0.02)
 
 
 def test_pages_come_back_and_their_lack_is_a_matter_of_memory(checkpoint, team):

@@ -670,10 +670,82 @@ def test_of_two_successors_the_newer_one_takes_over(start: Start) -> None:
             ended.set()
 
     scheduler.succeed("first", forever)
+    wait_for(lambda: scheduler.successor is not None and scheduler.successor.phase.state == "fetching")
     scheduler.succeed("second", lambda report: named("second", two_steps))
     wait_for(lambda: scheduler.engine is not None and scheduler.engine.name == "second")
     assert ended.wait(5)
     wait_for(lambda: scheduler.successor is None)
+
+
+@pytest.mark.parametrize("instead", ["another", "the former"])
+def test_what_is_loaded_in_vain_is_let_go_before_another_is_loaded(instead: str) -> None:
+    """There may be no memory for both; and what nobody wants any more keeps neither memory nor documents waiting."""
+    go, order, freed = threading.Event(), [], threading.Event()
+
+    class Kept(Cyclic):
+        def close(self) -> None:
+            order.append("closed")
+
+    def slow(report: Report) -> Engine:
+        order.append("begun")
+        assert go.wait(5)
+        engine = Kept()
+        loaded.append(weakref.ref(engine))
+        return engine
+
+    def other(report: Report) -> Engine:
+        order.append("loaded")
+        return named("second", two_steps)
+
+    loaded: list[weakref.ref[Cyclic]] = []
+    scheduler = Scheduler(lambda report: named("former", two_steps), freed=lambda: (gc.collect(), freed.set()))
+    try:
+        scheduler.start()
+        wait_for(lambda: scheduler.phase.state == "ready")
+        scheduler.succeed("first", slow)
+        wait_for(lambda: order == ["begun"])
+        if instead == "another":
+            scheduler.succeed("second", other)
+        else:
+            scheduler.stay()
+            assert scheduler.successor is None
+            assert scheduler.idle_s() > 0.0
+        time.sleep(0.05)
+        assert order == ["begun"]
+        go.set()
+        assert freed.wait(5)
+        wait_for(lambda: loaded[0]() is None)
+        if instead == "another":
+            wait_for(lambda: scheduler.engine is not None and scheduler.engine.name == "second")
+            assert order == ["begun", "closed", "loaded"]
+        else:
+            assert order == ["begun", "closed"]
+            assert scheduler.engine is not None
+            assert scheduler.engine.name == "former"
+            assert Listener(scheduler, ask("a")).next() == Candidate("a")
+    finally:
+        scheduler.close()
+        assert scheduler.join(5)
+
+
+def test_one_that_waits_to_take_over_is_let_go_where_it_is_not_wanted_any_more(start: Start) -> None:
+    held, closed = Held(), threading.Event()
+
+    class Kept(ScriptedEngine):
+        def close(self) -> None:
+            closed.set()
+
+    scheduler = start(named("former", held))
+    running = Listener(scheduler, ask("held", deadline_ms=60_000))
+    assert held.entered.wait(5)
+    scheduler.succeed("later", lambda report: Kept(two_steps))
+    wait_for(lambda: scheduler.successor is not None and scheduler.successor.engine is not None)
+    scheduler.stay()
+    assert closed.wait(5)
+    held.release.set()
+    assert running.final() == Final("end")
+    assert scheduler.engine is not None
+    assert scheduler.engine.name == "former"
 
 
 def test_a_successor_that_is_wanted_while_another_takes_over_takes_over_next(start: Start) -> None:
