@@ -23,7 +23,6 @@ from infill_engine.config import EngineConfig
 from infill_engine.context import ContextCache, Lease
 from infill_engine.core import (
     Contexts,
-    ModelError,
     Noise,
     OpenCanvas,
     OpenDenoiser,
@@ -244,7 +243,7 @@ class OpenFilling:
                 for i, own in zip(which, torch.split(soft, sizes), strict=True):
                     after[i] = family.condition(states[i], own)
         on_host = torch.split(torch.cat(said, 1).cpu(), [part.shape[1] for part in said], 1)
-        read = dict(zip(order, map(_rows, on_host), strict=True))
+        read = dict(zip(order, map(Rows.of, on_host), strict=True))
         return [read[i] for i in range(len(passes))], after
 
     def _alike(self, passes: Sequence[Pass]) -> Iterator[tuple[Reading, list[int]]]:
@@ -401,11 +400,3 @@ def _nucleus(hidden: Tensor, head: Head, allowed: Allowed | None, temperature: f
     before[:, 0] = 0.0
     mask = torch.zeros_like(y, dtype=torch.bool).scatter_(-1, order, (before <= top_p) & (sure > 0))
     return Allowed(mask, torch.arange(len(y), dtype=torch.int32, device=y.device))
-
-
-def _rows(said: Tensor) -> Rows:
-    """What `OpenFilling._say` said of one canvas."""
-    token, prob, entropy, end_prob, target, sample, sample_prob = said.tolist()
-    if any(p != p for p in prob):
-        raise ModelError("the model says NaN: its weights are damaged, or do not suit its type")
-    return Rows([int(t) for t in token], prob, entropy, end_prob, target, [int(t) for t in sample], sample_prob)

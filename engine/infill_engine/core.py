@@ -9,6 +9,7 @@ Knows no model by name, no editor and no wire format. Positions and lengths coun
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, cast
@@ -456,6 +457,18 @@ class Rows:
     #: Of an open canvas: the id drawn, and its probability. Those of `token` where nothing was drawn; else empty.
     sample: list[int] = field(default_factory=list)
     sample_prob: list[float] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, said: Tensor) -> Rows:
+        """From a tensor [5, N] or, with what was drawn, [7, N], of the fields in their order.
+
+        Raises `ModelError` for NaN: such a model would write the same id for ever.
+        """
+        token, prob, entropy, end_prob, target, *drawn = said.tolist()
+        if any(map(math.isnan, prob)):
+            raise ModelError("the model says NaN: its weights are damaged, or do not suit its type")
+        sample, sample_prob = drawn or ([], [])
+        return cls([int(t) for t in token], prob, entropy, end_prob, target, [int(t) for t in sample], sample_prob)
 
     def __len__(self) -> int:
         return len(self.token)

@@ -247,7 +247,7 @@ class Engine:
             hidden, states = self._forward(passes, self._denoiser.denoise)
             said = list(torch.split(self._read(passes, torch.cat(hidden)), [one.rows for one in passes], 1))
         seconds = time.perf_counter() - began
-        return [Outcome(_rows(of_pass), state, seconds, steps) for of_pass, state in zip(said, states, strict=True)]
+        return [Outcome(Rows.of(of_pass), state, seconds, steps) for of_pass, state in zip(said, states, strict=True)]
 
     def events(self, request: InfillRequest, started: float) -> Iterator[Event]:
         """The events of one request that has the engine to itself."""
@@ -294,16 +294,13 @@ class Engine:
         following = (*key, "next")
         segments, lines, head = self._split(request)
 
-        def window(of: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-            return cache.window(of, lines, self._config.prefix_tokens, math.inf, _start_cost(segments))
-
         with cache.lease(ahead=True) as lease:
-            current = window(key)
+            current = self._lines(key, segments, lines, head, math.inf)
             yield from cache.stream(key, current, head.tokens, left, lease)
             after = self._after(request)[: self._config.suffix_tokens]
             if after and self._open is None:  # else it stands on the canvas
                 yield from cache.block(after, lease)
-            full = window(following)
+            full = self._lines(following, segments, lines, head, math.inf)
             if len(full) > len(current):
                 yield from cache.stream(following, full, head.tokens, left, lease)
                 cache.replace(key, following)
@@ -324,9 +321,7 @@ class Engine:
         request = msgspec.structs.replace(request, client=client)
         segments, lines, head = self._split(request)
         after, seconds = self._after(request)[: self._config.suffix_tokens], request.deadline_ms / 1000 * ENCODE_SHARE
-        window = self._cache.window(
-            (request.client, request.document), lines, self._config.prefix_tokens, seconds, _start_cost(segments)
-        )
+        window = self._lines((request.client, request.document), segments, lines, head, seconds)
         pieces = self._pieces(request, window, head, after, self._offered(request))
         return Explanation(content_id(request.document), tuple(pieces), tuple(self._recalled(request, lines, head)))
 
@@ -394,8 +389,19 @@ class Engine:
     def _window(self, run: Run, after: Sequence[int] = ()) -> tuple[tuple[int, ...], ...]:
         """The lines that the prefix stream should hold; after: tokens to be encoded besides."""
         seconds = run.request.deadline_ms / 1000 * ENCODE_SHARE - len(after) / self._cache.rate
-        cost = _start_cost(run.segments)
-        return self._cache.window(run.document, run.lines, self._config.prefix_tokens, seconds, cost)
+        return self._lines(run.document, run.segments, run.lines, run.head, seconds)
+
+    def _lines(
+        self,
+        key: tuple[str, ...],
+        segments: Sequence[str],
+        lines: Sequence[tuple[int, ...]],
+        head: Healed,
+        seconds: float,
+    ) -> tuple[tuple[int, ...], ...]:
+        """Those of `lines` that a stream should hold beside the cursor line."""
+        budget = self._config.prefix_tokens - len(head.tokens)
+        return self._cache.window(key, lines, budget, seconds, _start_cost(segments))
 
     def _begin(self, request: InfillRequest, started: float, lease: Lease) -> _Run:
         """Tokenises, once a request."""
@@ -768,12 +774,6 @@ class Engine:
             slots.append(Slot(self._tokenizer.codec.tokens[token].decode(errors="replace"), 0.0, "proposed"))
         slots += [Slot("", 0.0, "mask")] * (run.canvas.size - len(slots))
         return Frame(run.steps, (time.monotonic() - run.started) * 1000, tuple(slots))
-
-
-def _rows(said: Tensor) -> Rows:
-    """What `Engine._say` said of one canvas."""
-    token, *others = said.tolist()
-    return Rows([int(t) for t in token], *others)
 
 
 def _end_of(line: S, most: int) -> S:

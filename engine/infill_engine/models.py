@@ -327,8 +327,8 @@ def _fits(
     here: Machine,
     compiled: bool = False,
 ) -> None:
-    """named: as a person did; compiled: the kernels of a CPU serve it in int8. Raises `ModelError` with the numbers, and
-    with the nearest choice that fits, where its weights and contexts need more bytes than are free."""
+    """named: as a person did; compiled: the kernels of a CPU serve it in int8. Raises `ModelError` with the numbers,
+    and with the nearest choice that fits, where its weights and contexts need more bytes than are free."""
     from infill_engine.checkpoint import FORMS, needed_bytes, parameters
 
     def bytes_of(form: Form) -> int:

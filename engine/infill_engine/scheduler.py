@@ -386,8 +386,8 @@ class Scheduler:
     def succeed(self, name: str, load: Callable[[Report], Engine], serves: Callable[[], None] = lambda: None) -> None:
         """Loads another engine in a thread of its own; it takes the place of the one that serves between two requests:
         those that run end first, later ones wait for it. Until then, and where loading fails, the former goes on; then
-        `phase` says why. A newer successor takes the place of one that is being loaded, once that has stopped: there may
-        be no memory for both.
+        `phase` says why. A newer successor takes the place of one that is being loaded, once that has stopped: there
+        may be no memory for both.
 
         Raises `Unavailable` where none serves yet.
         """

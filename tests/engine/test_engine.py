@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from infill_engine.config import EngineConfig
-from infill_engine.core import Canvas, Pass, Rows
+from infill_engine.core import Canvas, ModelError, Pass, Rows
 from infill_engine.engine import FIRST_SLOTS, MOST_SLOTS, Engine
 from infill_engine.fake import END_ID, MASK_ID, SINK_ID, FakeDenoiser
 from infill_engine.lookup import Lookup
@@ -390,6 +390,37 @@ def test_the_window_moves_in_strides_as_a_file_grows():
         assert final.timing.encoded + final.timing.reused <= CONFIG.prefix_tokens + 2
         full += denoiser.encoded - before > CONFIG.prefix_tokens // 2
     assert 1 <= full <= 30
+
+
+@pytest.mark.parametrize("way", ["asked", "primed"])
+def test_the_cursor_line_is_of_the_window_too(way):
+    """A long one leaves less room for the lines above, also while it grows."""
+    engine, denoiser = build({})
+    prefix, most = "a row of text\n" * 200, CONFIG.prefix_tokens
+    for length in range(0, most + 40, 25):
+        wanted = request(prefix=prefix, head=LONG[:length])
+        if way == "primed":
+            for _ in engine.prime(wanted):
+                pass
+            held = [entry.kv.length for entry in engine._cache._entries.values() if entry.kv is not None]
+            assert max(held) <= most + len(denoiser.facts.opening), length
+        assert sum(piece.tokens for piece in engine.explain(wanted).pieces) <= most
+        run(engine, wanted)
+        held = [entry.kv.length for entry in engine._cache._entries.values() if entry.kv is not None]
+        assert max(held) <= most + len(denoiser.facts.opening), length
+
+
+def test_a_model_that_says_nan_fails_its_request():
+    engine, denoiser = build({"= ": "1"})
+    inner = denoiser.denoise
+
+    def broken(*args):
+        hidden, states = inner(*args)
+        return [rows * float("nan") for rows in hidden], states
+
+    denoiser.denoise = broken
+    with pytest.raises(ModelError, match="the model says NaN: its weights are damaged, or do not suit its type"):
+        list(engine.events(request(head="x = "), time.monotonic()))
 
 
 def test_a_window_begins_at_a_definition():
