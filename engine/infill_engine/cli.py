@@ -150,6 +150,9 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--rank", type=int, default=32, help="of the updates (default: %(default)s)")
     train.add_argument("--lr", type=float, default=4e-4, help="the learning rate (default: %(default)s)")
     train.add_argument("--windows", type=int, default=2, help="a step (default: %(default)s)")
+    train.add_argument(
+        "--average", type=int, default=200, metavar="STEPS", help="whose parameters are averaged (default: %(default)s)"
+    )
     train.add_argument("--seed", type=int, default=1, help="of all that is drawn (default: %(default)s)")
     train.add_argument("--device", default="auto", help="auto, cpu, cuda, ... (default: %(default)s)")
     train.add_argument("--threads", type=int, default=0, help="CPU threads; 0: one a core")
@@ -368,6 +371,7 @@ def _train(options: argparse.Namespace) -> int:
         rank=options.rank,
         lr=options.lr,
         windows=options.windows,
+        average=1 - 1 / max(options.average, 1),
         seed=options.seed,
     )
     files = options.gaps, options.held, options.out

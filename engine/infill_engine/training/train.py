@@ -59,8 +59,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.minutes <= 0 or not 0 <= self.decay_minutes <= self.minutes:
             raise ValueError("the minutes must be more than 0, and those of the decay no more than they")
-        if self.rank < 1 or self.windows < 1:
-            raise ValueError("the rank and the windows a step must be at least 1")
+        if self.rank < 1 or self.windows < 1 or not 0 <= self.average < 1:
+            raise ValueError("the rank, the windows a step and the steps of the average must be at least 1")
 
     def rate(self, step: int, minute: float) -> float:
         """The learning rate at a step, as a share of the full one."""
