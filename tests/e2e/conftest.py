@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shlex
 import shutil
@@ -134,6 +135,8 @@ def open_window(
 
 
 @pytest.fixture(scope="session")
-def vsix(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The extension as a person gets it."""
-    return package(tmp_path_factory.mktemp("vsix") / "infill.vsix")
+def vsix(tmp_path_factory: pytest.TempPathFactory, artifacts: Path) -> Path:
+    """The extension as a person gets it. Where several processes run journeys, they make it one after the other."""
+    with open(artifacts / "vsix.lock", "w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        return package(tmp_path_factory.mktemp("vsix") / "infill.vsix")

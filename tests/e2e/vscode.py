@@ -171,6 +171,8 @@ class Profile:
             "chat.disableAIFeatures": True,
             "files.autoSave": "off",
             "security.workspace.trust.enabled": False,
+            # Playwright scrolls to what it clicks while that still moves, and the line it stands in is under another then.
+            "editor.scrollBeyondLastLine": False,
         }
         write_settings(self.home / "User", quiet | user)
         write_settings(self.home / "Machine", machine)
