@@ -348,6 +348,23 @@ def test_another_model_takes_over_once_it_is_loaded(
 
 
 @pytest.mark.process
+def test_who_goes_back_to_what_serves_while_another_is_loaded_keeps_it(
+    engines: Engines, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engines.up("auto")
+    with ThreadPoolExecutor(1) as pool:
+        used = pool.submit(cli.main, ["use", "loading"])
+        wait_for(lambda: status_of("auto").next == "loading")
+        assert cli.main(["use", "embedded"]) == 0
+        assert status_of("auto").next == ""
+        assert used.result(10) == 1
+        (home / "run" / "go").touch()
+    assert "another model was chosen meanwhile: embedded goes on" in capsys.readouterr().err
+    assert infill("auto", ask(head="return"))[-1] == Final("end")
+    assert (status_of("auto").model, catalogue.chosen()) == ("embedded", "embedded")
+
+
+@pytest.mark.process
 def test_a_model_that_cannot_be_loaded_changes_nothing(engines: Engines, capsys: pytest.CaptureFixture[str]) -> None:
     engines.up("auto")
     assert cli.main(["use", "broken"]) == 1
