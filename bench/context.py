@@ -1,10 +1,11 @@
-"""What context is worth: `python -m bench.context [--gaps N] [--packages N] [--adapter FILE] [--write FILE]`.
+"""What context is worth: `python -m bench.context [--gaps N] [--packages N] [--adapter FILE] [--write]`.
 
 The same gaps of held-out packages, with the text before the gap alone, with the suffix as a block, and with the memory,
 snippets of other files, or both beside it; for the base as it is and for an adapter. Of the true middle: loss and
 accuracy with the truth to the left of each token. Of what the engine writes: exact match, of all gaps and of those in
 which something is shown. Of each package up to 400,000 characters are indexed and remembered. Times are wall time of
-this process. Prints Markdown.
+this process. What was looked at is kept in the cache folder, so a run that breaks off goes on where it was. Prints
+Markdown; `--write` puts it into docs/context.md, too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,12 +29,14 @@ from infill_engine.engine import Engine
 from infill_engine.memory import mix
 from infill_engine.protocol import InfillRequest, Snippet, cache_dir
 from infill_kernels import logits
+from rich.console import Console
 from rich.progress import track
 
 from bench.filling import (
     Case,
     Model,
     Projects,
+    Store,
     answer,
     edited,
     held_out,
@@ -50,6 +52,16 @@ from infill_lsp.postprocess import tidied
 from infill_lsp.priming import retrieve, sent
 
 GAPS, PACKAGES, SEED = 300, 10, 2
+#: What is written, and what stands above it.
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "context.md"
+HEADING = """# What context is worth
+
+Made by `python -m bench.context --write`: the same gaps with the text before the gap alone (*none*), with the suffix
+as a block, and with the memory, snippets of other files of the package, or both beside it. *Nats a token* and
+*accuracy* are of the true middle, with the truth to the left of each token; *exact* is what the product's edit makes of
+what the model writes, of all gaps, and of those in which it would show something asked for by hand. Of each package up
+to 400,000 characters are indexed and remembered, the gap's own document as it is without the gap. No training saw any
+of these packages."""
 #: Tokens of a middle that are looked at.
 MIDDLE = 128
 #: Gaps tried for each that is wanted, as those of other packages than the first are passed over.
@@ -75,10 +87,11 @@ VARIANTS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What a model with a variant makes of a gap."""
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model with a variant makes of a gap; a line of the files that tables are made of."""
 
+    index: int
+    package: str
     language: str
     tokens: int
     #: Of all tokens together.
@@ -87,20 +100,18 @@ class Seen:
     #: Whether anything was shown, and whether it made the document that was.
     shown: bool
     exact: bool
-    #: Snippets that the canvas saw, and milliseconds of a look-up in the memory.
+    #: Snippets that the canvas saw, milliseconds of their retrieval, and of a look-up in the memory.
     snippets: int
+    retrieval_ms: float
     look_up_ms: float
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Package:
     """A package as a folder with an index."""
 
     root: Path
     index: Index
-    #: Characters, and seconds that the index took.
-    size: int
-    seconds: float
 
 
 class Packages:
@@ -109,53 +120,48 @@ class Packages:
     def __init__(self, corpus: Path) -> None:
         self._corpus = corpus
         self._home = tempfile.TemporaryDirectory(prefix="infill-")
-        self.found: dict[str, Package] = {}
-        #: Milliseconds of each retrieval.
-        self.retrievals: list[float] = []
+        self._found: dict[str, Package] = {}
 
-    def retrieve(self, case: Case, limit: int) -> tuple[Snippet, ...]:
-        """The best snippets for a gap, whose document is open as the product has it."""
+    def retrieve(self, case: Case, limit: int) -> tuple[tuple[Snippet, ...], float]:
+        """The best snippets for a gap, whose document is open as the product has it, and in how many milliseconds."""
         package = self._package(case.package)
         snapshot = replace(case.snapshot, uri=(package.root / case.path).as_uri())
         package.index.update(snapshot.uri, "\n".join(snapshot.lines))
         assert package.index.settle(60)
         began = time.perf_counter()
         found = retrieve(package.index, snapshot, case.gap, limit)
-        self.retrievals.append((time.perf_counter() - began) * 1000)
+        ms = (time.perf_counter() - began) * 1000
         package.index.close(snapshot.uri)
-        return tuple(map(sent, found))
+        return tuple(map(sent, found)), ms
 
     def close(self) -> None:
-        for package in self.found.values():
+        for package in self._found.values():
             package.index.stop()
         self._home.cleanup()
 
     def _package(self, name: str) -> Package:
-        if name not in self.found:
-            root = Path(self._home.name) / "projects" / str(len(self.found))
-            size = 0
+        if name not in self._found:
+            root = Path(self._home.name) / "projects" / str(len(self._found))
             for document in remembered(self._corpus, name):
                 path = root / document.path
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(document.text, encoding="utf-8")
-                size += len(document.text)
-            began = time.perf_counter()
             index = Index(str(root), home=Path(self._home.name) / "index")
             index.start()
             assert index.settle(600)
-            self.found[name] = Package(root, index, size, time.perf_counter() - began)
-        return self.found[name]
+            self._found[name] = Package(root, index)
+        return self._found[name]
 
 
-def cases(corpus: Path, seed: int, gaps: int, packages: int) -> list[Case]:
-    """So many gaps of the first so many packages that come up."""
-    draw, found = held_out(corpus, seed), list[Case]()
+def cases(corpus: Path, seed: int, gaps: int, packages: int) -> dict[int, Case]:
+    """So many gaps of the first so many packages that come up, by their numbers in the draw."""
+    draw, found = held_out(corpus, seed), dict[int, Case]()
     names: dict[str, None] = {}
     for index in range(TRIES * gaps):
         case = draw(index)
         if case.package in names or len(names) < packages:
             names[case.package] = None
-            found.append(case)
+            found[index] = case
         if len(found) == gaps:
             break
     return found
@@ -172,16 +178,33 @@ class Bench:
     snippets: int
     engines: dict[bool, Engine] = field(default_factory=dict)
 
-    def look(self, variant: Variant, case: Case) -> Seen:
+    def store(self, folder: Path, variant: Variant, seed: int) -> Store[Seen]:
+        """What was looked at before."""
+        kind = variant.name.replace(", ", "-") + (f"-{self.snippets}" if variant.snippets else "")
+        return Store(folder / f"gaps-{seed}_{self.model.fingerprint}_{kind}.jsonl", Seen)
+
+    def look(self, variant: Variant, case: Case, index: int) -> Seen:
         engine = self._engine(variant.memory)
-        request = self._request(variant, case)
+        request, retrieval_ms = self._request(variant, case)
         complete(engine.prime(request))
         truth = tokens_of(case.truth, request, engine._tokenizer)[:MIDDLE]
         nats, right, ms, seen = observe(engine, request, truth)
         candidate, _ = answer(engine, request)
         shown, rest, _ = edited(case, tidied(case.snapshot, case.gap, candidate))
         exact = same(shown, rest, case.truth, case.gap.tail)
-        return Seen(case.snapshot.language, len(truth), nats, right, bool(shown), exact, seen, ms)
+        return Seen(
+            index=index,
+            package=case.package,
+            language=case.snapshot.language,
+            tokens=len(truth),
+            nats=nats,
+            right=right,
+            shown=bool(shown),
+            exact=exact,
+            snippets=seen,
+            retrieval_ms=retrieval_ms,
+            look_up_ms=ms,
+        )
 
     def _engine(self, memory: bool) -> Engine:
         if memory not in self.engines:
@@ -193,13 +216,15 @@ class Bench:
             self.engines[memory] = engine
         return self.engines[memory]
 
-    def _request(self, variant: Variant, case: Case) -> InfillRequest:
-        request = (with_suffix if variant.suffix else without_suffix)(case, self.model)
+    def _request(self, variant: Variant, case: Case) -> tuple[InfillRequest, float]:
+        """And how many milliseconds its snippets took."""
+        ms, request = 0.0, (with_suffix if variant.suffix else without_suffix)(case, self.model)
         if variant.memory:
             request = msgspec.structs.replace(request, workspace=case.package, path=case.path)
         if variant.snippets:
-            request = msgspec.structs.replace(request, snippets=self.packages.retrieve(case, self.snippets))
-        return request
+            snippets, ms = self.packages.retrieve(case, self.snippets)
+            request = msgspec.structs.replace(request, snippets=snippets)
+        return request, ms
 
 
 @torch.inference_mode()
@@ -210,7 +235,8 @@ def observe(engine: Engine, request: InfillRequest, truth: Sequence[int]) -> tup
     with engine._cache.lease() as lease:
         run = engine._begin(request, time.monotonic(), lease)
         assert complete(engine._prepare(run)) is None
-        rows = len(truth)
+        if not (rows := len(truth)):  # nothing is missing
+            return 0.0, 0, 0.0, run.snippets
         canvas = replace(run.canvas, size=max(rows, run.canvas.size), proposal=tuple(truth[:-1]), masks=())
         (hidden,), _ = engine._forward([Pass(canvas, run.contexts)], cast(Denoiser, engine._denoiser).denoise)
         admitted = head.free.repeat(rows, 1)
@@ -238,15 +264,18 @@ def observe(engine: Engine, request: InfillRequest, truth: Sequence[int]) -> tup
 Results = Mapping[tuple[str, str], Sequence[Seen]]
 
 
-def measure(benches: Mapping[str, Bench], gaps: Sequence[Case]) -> Results:
-    """By model and variant, in the order of the gaps."""
-    seen: dict[tuple[str, str], list[Seen]] = defaultdict(list)
-    for case in track(gaps, "gaps"):
+def measure(benches: Mapping[str, Bench], gaps: Mapping[int, Case], folder: Path, seed: int) -> Results:
+    """By model and variant, in the order of the gaps. folder: of what was looked at."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stores = {(n, v.name): bench.store(folder, v, seed) for n, bench in benches.items() for v in VARIANTS}
+    for index, case in track(gaps.items(), "gaps", console=Console(stderr=True)):
         for name, bench in benches.items():
             torch.set_num_threads(bench.model.threads)
             for variant in VARIANTS:
-                seen[name, variant.name].append(bench.look(variant, case))
-    return seen
+                store = stores[name, variant.name]
+                if index not in store.filled:
+                    store.add(bench.look(variant, case, index))
+    return {key: [store.filled[index] for index in gaps] for key, store in stores.items()}
 
 
 def loss(seen: Sequence[Seen]) -> Figure:
@@ -266,8 +295,9 @@ def precision(seen: Sequence[Seen]) -> Figure:
     return ratio([one.exact and one.shown for one in seen], [one.shown for one in seen])
 
 
-def page(results: Results, packages: Packages, gaps: Sequence[Case]) -> str:
+def page(results: Results) -> str:
     """The tables."""
+    gaps = next(iter(results.values()))
     rows = [
         [
             model,
@@ -280,7 +310,7 @@ def page(results: Results, packages: Packages, gaps: Sequence[Case]) -> str:
         ]
         for (model, variant), seen in results.items()
     ]
-    languages = sorted({case.snapshot.language for case in gaps})
+    languages = sorted({one.language for one in gaps})
     by_language = [
         [
             model,
@@ -295,21 +325,14 @@ def page(results: Results, packages: Packages, gaps: Sequence[Case]) -> str:
         for model in dict.fromkeys(model for model, _ in results)
         for language in languages
     ]
-    sizes = [package.size / 1e6 for package in packages.found.values()]
-    seconds = sum(package.seconds for package in packages.found.values())
-    look_ups = [one.look_up_ms for (_, variant), seen in results.items() for one in seen if variant == "all"]
+    both = [one for (_, variant), seen in results.items() for one in seen if variant == "all"]
     times = [
-        [
-            "index, seconds a MB",
-            f"{seconds / sum(sizes):.2f}",
-            f"{len(sizes)} packages of {sum(sizes):.1f} MB together",
-        ],
-        ["retrieval, ms", *_both(packages.retrievals)],
-        ["memory, ms a slot", *_both(look_ups)],
+        ["retrieval, ms", *_both([one.retrieval_ms for one in both])],
+        ["memory, ms a slot", *_both([one.look_up_ms for one in both if one.tokens])],
     ]
     return "\n\n".join(
         [
-            f"{len(gaps)} gaps of {len({case.package for case in gaps})} held-out packages; 95% intervals in brackets.",
+            f"{len(gaps)} gaps of {len({one.package for one in gaps})} held-out packages; 95% intervals in brackets.",
             table(
                 ["model", "context", "nats a token", "accuracy", "exact", "exact of what is shown", "with a snippet"],
                 rows,
@@ -317,7 +340,7 @@ def page(results: Results, packages: Packages, gaps: Sequence[Case]) -> str:
             table(
                 ["model", "language", "gaps", "nats, suffix", "nats, all", "exact, suffix", "exact, all"], by_language
             ),
-            table(["", "", ""], times),
+            table(["", "median", "p95"], times),
         ]
     )
 
@@ -331,7 +354,7 @@ def _of(seen: Sequence[Seen], language: str) -> list[Seen]:
 
 
 def _both(times: Sequence[float]) -> tuple[str, str]:
-    return f"{statistics.median(times):.2f}", f"95th percentile {quantile(times, 0.95):.2f}"
+    return f"{statistics.median(times):.2f}", f"{quantile(times, 0.95):.2f}"
 
 
 def main() -> None:
@@ -344,7 +367,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--seed", type=int, default=SEED, help="of the gaps")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="where to write the tables, too")
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(PAGE.parents[1])}, too")
     options = parser.parse_args()
     names = {"base": "embedded:base", "adapter": f"embedded:{options.adapter or adapter.EMBEDDED}"}
     gaps = cases(options.corpus, options.seed, options.gaps, options.packages)
@@ -352,13 +375,13 @@ def main() -> None:
     for name, model in names.items():
         loaded = Model.load(EngineConfig(model=model, dtype=options.dtype, threads=options.threads))
         benches[name] = Bench(loaded, packages, Projects(options.corpus, loaded.codec), options.snippets)
-    said = page(measure(benches, gaps), packages, gaps)
+    said = page(measure(benches, gaps, cache_dir() / "bench" / "context", options.seed))
     packages.close()
     for bench in benches.values():
         bench.projects.close()
     print(said)
     if options.write:
-        options.write.write_text(said + "\n", encoding="utf-8")
+        PAGE.write_text(f"{HEADING}\n\n{said}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Generic, Protocol, TypeVar, cast
 
 import msgspec
 import torch
@@ -319,13 +319,23 @@ class Row:
     min_prob: float = 0.0
 
 
-class Store:
+class Indexed(Protocol):
+    """What was made of a gap."""
+
+    @property
+    def index(self) -> int: ...
+
+
+R = TypeVar("R", bound=Indexed)
+
+
+class Store(Generic[R]):
     """The file of one row. Others may add to it at the same time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, kind: type[R]) -> None:
         self.path = path
-        self.filled: dict[int, Filled] = {}
-        decode = msgspec.json.Decoder(Filled).decode
+        self.filled: dict[int, R] = {}
+        decode = msgspec.json.Decoder(kind).decode
         data = path.read_bytes() if path.exists() else b""
         for line in data.splitlines():
             try:
@@ -335,7 +345,7 @@ class Store:
             self.filled[filled.index] = filled
         self._broken = bool(data) and not data.endswith(b"\n")
 
-    def add(self, filled: Filled) -> None:
+    def add(self, filled: R) -> None:
         self.filled[filled.index] = filled
         line = msgspec.json.encode(filled) + b"\n"
         with open(self.path, "ab", buffering=0) as file:
@@ -384,7 +394,7 @@ class Runner:
         self._projects: dict[str, Projects] = {}
         self._models: dict[EngineConfig, Model] = {}
         self._decoders: dict[Row, tuple[Engine, Forced | None]] = {}
-        self._stores: dict[Path, Store] = {}
+        self._stores: dict[Path, Store[Filled]] = {}
 
     def model(self, name: str) -> Model:
         config = self._configs[name]
@@ -396,7 +406,7 @@ class Runner:
         """Whether the row's model can do what the row wants."""
         return row.model in self._configs and (not row.masks or self.model(row.model).has_masks)
 
-    def store(self, row: Row, suite: str) -> Store:
+    def store(self, row: Row, suite: str) -> Store[Filled]:
         """What is there of a row over a suite of gaps. Rows that differ in name only share it."""
         parts = [suite, self.model(row.model).fingerprint, row.ask.__name__, f"proposals-{row.proposals}"]
         marks = (
@@ -409,7 +419,7 @@ class Runner:
         path = self._folder / ("_".join([*parts, *(mark for mark, on in marks if on)]) + ".jsonl")
         if path not in self._stores:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._stores[path] = Store(path)
+            self._stores[path] = Store(path, Filled)
         return self._stores[path]
 
     def run(

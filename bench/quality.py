@@ -182,7 +182,7 @@ def read(files: Mapping[str, Mapping[str, tuple[str, int]]], folder: Path, seed:
     def rows(suite: str) -> Rows:
         found = {}
         for name, (file, count) in files.get(suite, {}).items():
-            filled = Store(folder / file).filled
+            filled = Store(folder / file, Filled).filled
             found[name] = [filled[i] for i in range(count)]
             if any(a.truth != b.truth for a, b in zip(found[name], next(iter(found.values())), strict=False)):
                 raise ValueError(f"the gaps in {folder} are not all the same: run again with --fresh")

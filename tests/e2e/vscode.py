@@ -171,7 +171,7 @@ class Profile:
             "chat.disableAIFeatures": True,
             "files.autoSave": "off",
             "security.workspace.trust.enabled": False,
-            # Playwright scrolls to what it clicks while that still moves, and the line it stands in is under another then.
+            # Playwright scrolls to what it clicks while that still moves, and its line is under another then.
             "editor.scrollBeyondLastLine": False,
         }
         write_settings(self.home / "User", quiet | user)
