@@ -247,12 +247,33 @@ class SafetensorsFolder:
         size: int = end - first
         if _TYPES.get(kind) in _FLOATING:
             return int(math.prod(shape)) * floating
-        sides = (self._side(name, ending) for ending in _SIDES)
-        return size + sum(side.nbytes for side in sides if side is not None)
+        sides = (self._side(name, ending) for ending in ("_scale", "_scale_inv"))
+        scale = next((side for side in sides if side is not None), torch.empty(0))
+        if kind == "U8":
+            return size + 2 * scale.numel()
+        if kind == "F8_E4M3":
+            return size + 4 * scale.numel()
+        four_bits = kind == "I32" and size < math.prod(self.shape(name))
+        return size + scale.nbytes * (2 if four_bits else 1)  # of the offset, too
 
     def rounding(self, name: str) -> tuple[str, float]:
         main = self._main(name)
-        return self._files[main].tensors[main][0], 0.0
+        kind, shape, *_ = self._files[main].tensors[main]
+        if kind != "U8" or len(shape) != 2:
+            return kind, 0.0
+        exact = self._nvfp4(name)
+        first = replace(exact, values=exact.values[:MEASURED_ROWS], scale=exact.scale[:MEASURED_ROWS])
+        return "NVFP4", relative_error(_narrow(first), first.rows(0, len(first.values), torch.float32))
+
+    def _nvfp4(self, name: str) -> Grouped:
+        """Raises `ModelError` where there is no scale for the scales."""
+        scale, second, whole = (self._side(name, side) for side in ("_scale", "_scale_2", "_global_scale"))
+        factor = second.float() if second is not None else 1 / whole.float() if whole is not None else None
+        if scale is None or factor is None:
+            raise self._wrong(name)
+        while factor.dim() < scale.dim():
+            factor = factor.unsqueeze(-1)
+        return Grouped(self._tensor(self._main(name)), scale.float() * factor, table=torch.tensor(E2M1))
 
     def read(self, name: str) -> Stored:
         values = self._tensor(self._main(name))
@@ -264,13 +285,8 @@ class SafetensorsFolder:
             return _scaled(values, inverse if inverse is not None else scale, self._block(), self._wrong(name))
         if values.dtype == torch.int8 and scale is not None and scale.numel() == len(values):
             return Grouped(values, scale.reshape(-1, 1))
-        if values.dtype == torch.uint8 and scale is not None:
-            second, whole = self._side(name, "_scale_2"), self._side(name, "_global_scale")
-            factor = second.float() if second is not None else 1 / whole.float() if whole is not None else None
-            if factor is not None:
-                while factor.dim() < scale.dim():
-                    factor = factor.unsqueeze(-1)
-                return Grouped(values, scale.float() * factor, table=torch.tensor(E2M1))
+        if values.dtype == torch.uint8:
+            return _narrow(self._nvfp4(name))
         if values.dtype == torch.int32 and scale is not None:
             return self._packed(name, values, scale)
         raise self._wrong(name)
@@ -294,12 +310,18 @@ class SafetensorsFolder:
         codes = packed.contiguous().view(torch.uint8)[:, : shape[-1] * bits // 8]  # of two codes the first is the lower
         if bits == 8:
             return Grouped((codes ^ 128).view(torch.int8), scale)
-        return Grouped(codes, scale, -8 * scale.float())
+        return Grouped(codes, scale, -8 * scale)
 
     def _wrong(self, name: str) -> ModelError:
         return ModelError(
             f"{self.path}: {name} is kept in a form that is not read: use bf16, FP8, NVFP4, or a GGUF file"
         )
+
+
+def _narrow(stored: Grouped) -> Grouped:
+    """With scales in fp16, if they are in its range: they come to a third of what numbers of 4 bits take."""
+    half = stored.scale.half()
+    return replace(stored, scale=half) if _finite(half) else stored
 
 
 def _scaled(values: Tensor, scale: Tensor | None, block: tuple[int, int], wrong: ModelError) -> Scaled:

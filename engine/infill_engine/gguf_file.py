@@ -4,7 +4,8 @@ The `gguf` package reads a vocabulary string by string through numpy, 8 s for 49
 it in one pass. A quantised tensor keeps its integers: each block of the file is one or several groups with a scale and
 perhaps an offset, so nothing is rounded but the scales, to fp16.
 
-    Q4_0  q s - 8 s,  Q4_1  q s + m,  Q8_0  q s                    32 to a group
+    Q4_0  q s - 8 s,  Q5_0  (q - 16) s,  Q8_0  q s                 32 to a group
+    Q4_1, Q5_1  q s + m                                            32 to a group
     Q4_K, Q5_K  q (d a) - (e b), a and b of 6 bits                 32 to a group, 256 to a block
     Q6_K  (q - 32) (d a), a of 8 bits                              16 to a group, 256 to a block
 
@@ -52,6 +53,8 @@ _LAYOUTS = {
     1: _Layout("F16", 1, 2),
     2: _Layout("Q4_0", 32, 18),
     3: _Layout("Q4_1", 32, 20),
+    6: _Layout("Q5_0", 32, 22),
+    7: _Layout("Q5_1", 32, 24),
     8: _Layout("Q8_0", 32, 34),
     12: _Layout("Q4_K", 256, 144),
     13: _Layout("Q5_K", 256, 176),
@@ -203,8 +206,8 @@ def release(mapped: mmap.mmap, start: int, size: int) -> None:
 def _served(kind: str, numbers: int, size: int) -> int:
     """Bytes of the groups that a quantised tensor becomes: integers, and two bytes a scale and an offset."""
     per_group = {
-        "Q4_0": (4, 32, 2), "Q4_1": (4, 32, 2), "Q8_0": (8, 32, 1), "Q4_K": (4, 32, 2), "Q5_K": (8, 32, 2),
-        "Q6_K": (8, 16, 1),
+        "Q4_0": (4, 32, 2), "Q4_1": (4, 32, 2), "Q5_0": (8, 32, 1), "Q5_1": (8, 32, 2), "Q8_0": (8, 32, 1),
+        "Q4_K": (4, 32, 2), "Q5_K": (8, 32, 2), "Q6_K": (8, 16, 1),
     }  # fmt: skip
     if kind not in per_group:
         return size
@@ -250,6 +253,20 @@ def _q4_1(raw: Array, shape: tuple[int, ...]) -> Grouped:
     return _put(shape, _low_high(raw[:, 4:]), _halves(raw, 0), _halves(raw, 2), 4)
 
 
+def _five_bits(high: Array, low: Array) -> Array:
+    """Codes [blocks, 32] of their lowest four bits, [blocks, 16], and the fifth ones, a bit each in 4 bytes."""
+    return _low_high(low) | np.unpackbits(high, axis=1, bitorder="little") << 4
+
+
+def _q5_0(raw: Array, shape: tuple[int, ...]) -> Grouped:
+    codes = _five_bits(raw[:, 2:6], raw[:, 6:]).view(np.int8) - np.int8(16)
+    return _put(shape, codes.view(np.uint8), _halves(raw, 0), None, 8)
+
+
+def _q5_1(raw: Array, shape: tuple[int, ...]) -> Grouped:
+    return _put(shape, _five_bits(raw[:, 4:8], raw[:, 8:]), _halves(raw, 0), _halves(raw, 2), 8)
+
+
 def _q8_0(raw: Array, shape: tuple[int, ...]) -> Grouped:
     return _put(shape, raw[:, 2:], _halves(raw, 0), None, 8)
 
@@ -293,6 +310,8 @@ def _q6_k(raw: Array, shape: tuple[int, ...]) -> Grouped:
 _GROUPED: dict[str, Callable[[Array, tuple[int, ...]], Grouped]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
     "Q8_0": _q8_0,
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,

@@ -223,6 +223,9 @@ def concatenated(parts: Sequence[Stored]) -> Stored | None:
             first.table,
         )
     if isinstance(first, Scaled):
+        if all(isinstance(part, Scaled) and part.scale.shape[-1] == 1 for part in parts):
+            parts = [_an_output(part) for part in parts if isinstance(part, Scaled)]
+            first = replace(first, block=(1, first.shape[-1]))
         blocks = [part for part in parts if isinstance(part, Scaled) and part.block == first.block]
         if len(blocks) < len(parts) or any(part.shape[0] % part.block[0] for part in blocks):
             return None
@@ -230,6 +233,13 @@ def concatenated(parts: Sequence[Stored]) -> Stored | None:
             first, values=torch.cat([part.values for part in blocks]), scale=torch.cat([part.scale for part in blocks])
         )
     return None
+
+
+def _an_output(weight: Scaled) -> Scaled:
+    """A matrix whose blocks are as wide as itself with a scale for each output: those of several, each with a scale of
+    its own, go together so, and a GPU still multiplies them."""
+    scale = weight.scale.repeat_interleave(weight.block[0], -2)[..., : weight.shape[-2], :]
+    return replace(weight, scale=scale, block=(1, weight.shape[-1]))
 
 
 def together(parts: Sequence[Stored]) -> Stored | None:

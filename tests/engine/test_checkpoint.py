@@ -19,7 +19,7 @@ from infill_kernels.stored import Grouped, Int4Linear, Scaled, blocked, linear, 
 from safetensors.torch import save_file
 from torch import Tensor
 
-KINDS = (Kind.Q4_0, Kind.Q4_1, Kind.Q8_0, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K)
+KINDS = (Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K)
 
 
 def blocks(kind: Kind, *shape: int) -> np.ndarray:
@@ -28,7 +28,7 @@ def blocks(kind: Kind, *shape: int) -> np.ndarray:
     numbers, size = gguf.GGML_QUANT_SIZES[kind]
     raw = rng.integers(0, 256, (int(np.prod(shape)) // numbers, size), dtype=np.uint8)
     scales = rng.uniform(0.001, 0.01, (len(raw), 2)).astype(np.float16).view(np.uint8).reshape(len(raw), 4)
-    at, count = {Kind.Q6_K: (208, 2), Kind.Q4_0: (0, 2), Kind.Q8_0: (0, 2)}.get(kind, (0, 4))
+    at, count = {Kind.Q6_K: (208, 2), Kind.Q4_0: (0, 2), Kind.Q5_0: (0, 2), Kind.Q8_0: (0, 2)}.get(kind, (0, 4))
     raw[:, at : at + count] = scales[:, :count]
     return raw.reshape(*shape[:-1], -1)
 

@@ -109,7 +109,7 @@ def test_what_is_kept_of_keys_and_values_is_what_torch_keeps(whole, team, cachin
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_estimate_of_their_memory_is_what_they_hold(tmp_path, team, tied):
     """Every matrix in int8, the tables as the file has them, and a head of its own in both."""
-    found = qwen(tmp_path, **WIDE | {"tie_word_embeddings": tied, "vocab_size": 2048, "intermediate_size": 1024})
+    found = qwen(tmp_path, **WIDE | {"tie_word_embeddings": tied})
     found.model.bfloat16().save_pretrained(found.folder)
     ours = int8(found, team)
     decoder, head = ours._decoder, ours.head

@@ -24,7 +24,8 @@ from infill_engine.config import EngineConfig
 from infill_engine.core import ModelError
 from infill_engine.families.diffusion_gemma import Shape
 from infill_engine.protocol import Candidate, InfillRequest
-from infill_kernels.stored import E2M1, Dense, relative_error
+from infill_kernels import experts
+from infill_kernels.stored import E2M1, Dense, Scaled, relative_error
 from safetensors.torch import load_file, save_file
 from small_checkpoint import ADDED, EXACT, GEMMA_CANVAS, ROWS, save, save_gemma
 from torch import Tensor
@@ -277,6 +278,10 @@ def test_a_quantised_folder_is_served(folder: Path, form: str) -> None:
         if "_proj.weight" in name:
             assert 0 < relative_error(stored, tensor) < ERRORS[form]
             assert not isinstance(stored, Dense)
+            assert stored.nbytes == read.served_bytes(name, 2)
+            kind, error = read.rounding(name)
+            assert (kind == "NVFP4") == (error > 0) == (form == "nvfp4")
+            assert error < 3e-4
     text_of(folder)
     text_of(folder, dtype="fp32")
 
@@ -330,6 +335,9 @@ def test_experts_one_by_one_are_one_stack(tmp_path: Path, form: str) -> None:
         stored = weights.stored(f"l.experts.{name}")
         assert stored.shape == tuple(exact.shape)
         assert relative_error(stored, exact) < {"bf16": 0.01, "fp8-tensor": 0.04, "nvfp4": 0.12}[form]
+        if form == "fp8-tensor":  # a GPU multiplies all of them at once
+            assert isinstance(stored, Scaled)
+            assert experts._an_output(stored)
     with pytest.raises(ModelError, match=r"has no tensor m\.experts\.down_proj"):
         weights.stored("m.experts.down_proj")
 
