@@ -369,8 +369,8 @@ class OpenFilling:
         """A canvas that was filled with nothing gets the next length, once: a terse place or a canvas that is too small
         makes some models say nothing at all."""
         longer = [n for n in self._facts.lengths if n > run.size]
-        if run.retried or run.late or not longer or run.text.candidate().text.strip():
-            return False
+        if run.retried or run.late or not longer or run.earlier or run.text.candidate().text.strip():
+            return False  # of what is encoded behind the prefix already nothing is taken back
         run.retried = True
         run.text, run.written, run.sent = GapText(run.request, run.head.rest), 0, 0
         self._lay_out(run, longer[0])

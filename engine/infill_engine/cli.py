@@ -69,7 +69,8 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--decoding",
         default=default.decoding,
-        help=f"of models that see both sides, what a pass makes final: {', '.join(DECODINGS)} (default: %(default)s)",
+        help=f"of models that see both sides, what a pass makes final: {', '.join([*DECODINGS, 'steps:N'])} "
+        "(default: %(default)s)",
     )
     serve.add_argument(
         "--refresh-passes",

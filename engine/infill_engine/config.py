@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -10,8 +11,9 @@ from urllib.parse import urlsplit
 LEAST_TOKEN = 16
 
 
-#: What `EngineConfig.decoding` may be.
+#: What `EngineConfig.decoding` may be, beside "steps:N": N passes a canvas.
 DECODINGS = ("published", "sampled", "threshold", "entropy")
+STEPS = re.compile(r"steps:([1-9]\d{0,3})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +96,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, not {value}")
-        if self.decoding not in DECODINGS:
-            raise ValueError(f"decoding must be one of {', '.join(DECODINGS)}, not {self.decoding}")
+        if self.decoding not in DECODINGS and not STEPS.fullmatch(self.decoding):
+            raise ValueError(f"decoding must be one of {', '.join(DECODINGS)}, steps:N, not {self.decoding}")
         if not 0 <= self.mask_prob <= 1:
             raise ValueError(f"mask_prob must be a probability, not {self.mask_prob}")
         for name in ("idle_release_s", "idle_exit_s"):

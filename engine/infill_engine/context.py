@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from infill_engine.core import ContextKV, Family, agreement
+from infill_engine.core import ContextKV, Family, agreement, device_memory
 
 #: Seconds that a chunk should take at most. Below so many tokens a chunk is not cut, as it would hardly take less time.
 CHUNK_S, LEAST_CHUNK = 0.1, 16
@@ -224,7 +224,8 @@ class ContextCache:
             yield
             began = time.perf_counter()
             try:
-                next(steps)
+                with device_memory():
+                    next(steps)
             except MemoryError:
                 self._make_room()
                 steps = self._denoiser.encode(chunk, kv, ahead)

@@ -9,8 +9,9 @@ Knows no model by name, no editor and no wire format. Positions and lengths coun
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, cast
 
@@ -22,6 +23,15 @@ if TYPE_CHECKING:
     from infill_engine.memory import Candidates
 
 T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def device_memory() -> Iterator[None]:
+    """What a device says where its memory is full becomes a `MemoryError`, as whoever makes room expects it."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise MemoryError("the device has no room for so many tokens at once") from None
 
 
 class ModelError(RuntimeError):

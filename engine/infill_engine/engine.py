@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -39,6 +39,7 @@ from infill_engine.core import (
     Rows,
     Writer,
     agreement,
+    device_memory,
 )
 from infill_engine.gap import GapText, columns
 from infill_engine.lookup import AFTER, BEFORE, LastTexts, Lookup
@@ -65,6 +66,7 @@ if TYPE_CHECKING:  # they bring numba, which takes half a second to import
 
 log = logging.getLogger(__name__)
 
+P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S", str, list[int])
 
@@ -236,7 +238,7 @@ class Engine:
         began, steps = time.perf_counter(), self._steps(passes)
         if self._open is not None:
             hidden, states = self._forward(passes, self._denoiser.denoise)
-            rows, states = self._open.read(passes, hidden, states)
+            rows, states = self._with_room(self._open.read, passes, hidden, states)
             seconds = time.perf_counter() - began
             return [Outcome(of_pass, state, seconds) for of_pass, state in zip(rows, states, strict=True)]
         if steps > 1:
@@ -245,7 +247,8 @@ class Engine:
             said = [of_canvas.T for of_canvas in written.unbind(2)]
         else:
             hidden, states = self._forward(passes, self._denoiser.denoise)
-            said = list(torch.split(self._read(passes, torch.cat(hidden)), [one.rows for one in passes], 1))
+            read = self._with_room(self._read, passes, torch.cat(hidden))
+            said = list(torch.split(read, [one.rows for one in passes], 1))
         seconds = time.perf_counter() - began
         return [Outcome(Rows.of(of_pass), state, seconds, steps) for of_pass, state in zip(said, states, strict=True)]
 
@@ -518,11 +521,15 @@ class Engine:
         return min(self._denoiser.facts.steps, *(one.canvas.size - one.canvas.frontier for one in passes))
 
     def _forward(self, passes: Sequence[Pass], run: Callable[..., T]) -> T:
-        """What `run` makes of all passes, with contexts forgotten to make room for it where need be."""
-        canvases, contexts, states = zip(*((p.canvas, p.contexts, p.state) for p in passes), strict=True)
+        """What `run` makes of all passes."""
+        return self._with_room(run, *zip(*((p.canvas, p.contexts, p.state) for p in passes), strict=True))
+
+    def _with_room(self, run: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
+        """What `run` gives, with contexts forgotten to make room for it where need be."""
         while True:
             try:
-                return run(canvases, contexts, states)
+                with device_memory():
+                    return run(*given, **named)
             except MemoryError:
                 if not self._cache.evict():
                     raise

@@ -255,7 +255,8 @@ def _q4_1(raw: Array, shape: tuple[int, ...]) -> Grouped:
 
 def _five_bits(high: Array, low: Array) -> Array:
     """Codes [blocks, 32] of their lowest four bits, [blocks, 16], and the fifth ones, a bit each in 4 bytes."""
-    return _low_high(low) | np.unpackbits(high, axis=1, bitorder="little") << 4
+    codes: Array = _low_high(low) | np.unpackbits(high, axis=1, bitorder="little") << 4
+    return codes
 
 
 def _q5_0(raw: Array, shape: tuple[int, ...]) -> Grouped:

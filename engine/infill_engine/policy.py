@@ -16,6 +16,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
+from infill_engine.config import STEPS
 from infill_engine.core import Canvas, Facts, Noise, OpenCanvas, OpenPolicy, Reading, Rows, agreement
 
 
@@ -249,7 +250,7 @@ def _counts(slots: int, steps: int, spread: Literal["even", "time"]) -> list[int
 def decoding(name: str, facts: Facts) -> OpenPolicy:
     """The policy of a family that sees both sides, by the name that settings have for it: "threshold", "entropy", or
     the one that was published, which is also the only one where open slots hold noise; "sampled": that one with the
-    published temperature and `top_p`."""
+    published temperature and `top_p`; "steps:N": that one in N passes a canvas."""
     assert facts.open is not None
     published = facts.open.policy
     if name == "published" or facts.mask_id is None:
@@ -258,6 +259,8 @@ def decoding(name: str, facts: Facts) -> OpenPolicy:
     if name == "sampled":
         temperature, top_p = facts.open.sampling
         other: OpenPolicy = replace(cast(StepsPolicy, inner), temperature=temperature, top_p=top_p)
+    elif steps := STEPS.fullmatch(name):
+        other = replace(cast(StepsPolicy, inner), steps=int(steps[1]))
     else:
         other = ThresholdPolicy() if name == "threshold" else EntropyPolicy()
     return replace(published, policy=other) if isinstance(published, ElasticPolicy) else other

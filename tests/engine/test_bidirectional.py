@@ -230,9 +230,11 @@ def test_settings_may_choose_another_policy_than_the_published_one():
 
     assert 1 == passes("threshold") <= passes("entropy") < passes("published")
     elastic = {**WAYS["elastic"], "lengths": (2,)}
+    policy = decoding("steps:7", OpenFake(**elastic).facts)
+    assert policy == replace(elastic["policy"], policy=StepsPolicy("prob", steps=7))
     policy = decoding("threshold", OpenFake(**elastic).facts)
     assert policy == replace(elastic["policy"], policy=ThresholdPolicy())
-    with pytest.raises(ValueError, match="decoding must be one of published, sampled, threshold, entropy, not fast"):
+    with pytest.raises(ValueError, match="must be one of published, sampled, threshold, entropy, steps:N, not fast"):
         replace(CONFIG, decoding="fast")
 
 
@@ -403,6 +405,50 @@ def test_priming_encodes_the_prefix_alone():
         pass
     assert model.encoded_tokens == 1 + len(wanted.prefix + wanted.head)
     assert run(model, wanted)[1].timing.encoded == 0
+
+
+@pytest.mark.parametrize("where", ["encode", "denoise", "_say"])
+def test_where_a_device_has_no_room_what_nobody_uses_makes_some(where):
+    """Whatever it is that asked for too much: encoding, a pass, or the reading of its rows."""
+    model = engine(Gap("x = ", "ab", ")"))
+    others = [ask(str(i), prefix="text\n" * 20, head=f"{i} = ", tail=")") for i in range(2)]
+    for other in others:
+        run(model, other)
+    held, of = model._cache.nbytes, model._open if where == "_say" else model._denoiser
+    inner, full = getattr(of, where), [True]
+
+    def ask_for_room():
+        if full:
+            full.pop()
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def crowded(*given):
+        ask_for_room()
+        return inner(*given)
+
+    def encode(tokens, kv, ahead=False):
+        if tokens:
+            ask_for_room()
+        return (yield from inner(tokens, kv, ahead))
+
+    setattr(of, where, encode if where == "encode" else crowded)
+    assert run(model, ask("mine", head="x = ", tail=")"))[0] == "ab"
+    assert model._cache.nbytes < held
+
+    full += [True] * 99
+    final = through_a_scheduler(model, [ask("mine", prefix="other\n" * 9, head="x = ", tail=")")])[0][1]
+    assert final.reason == "busy"
+    assert "memory" in final.message
+
+
+def test_what_is_blank_and_goes_on_is_not_begun_again_behind_itself():
+    """A retry would write behind what is encoded already, and of which the text knows nothing."""
+    blank = " " * 32
+    model = engine(Gap("x = ", blank), Gap(f"x = {blank}", ""), length="end", goes_on=True, lengths=(32, 48))
+    canvases = seen(model)
+    text, final, _ = run(model, ask(head="x = "))
+    assert (text, final.reason) == (blank, "end")
+    assert {(canvas.origin, canvas.size) for canvas in canvases} == {(5, 32), (37, 32)}
 
 
 def test_a_model_that_says_nan_fails_its_request_and_no_other():

@@ -265,19 +265,6 @@ def test_what_is_wrong_with_a_checkpoint_is_said_in_a_line(dream, changed, told)
     assert "\n" not in str(error.value)
 
 
-def test_where_a_device_has_no_room_it_is_a_matter_of_memory(dream, monkeypatch):
-    """What others use can then be let go, and the pass be made again."""
-
-    def run(self, shares):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(MaskedDenoiser, "_run", run)
-    ours = dream.ours()
-    canvas, contexts = laid_out(ours, [MASK])
-    with pytest.raises(MemoryError, match="no room"):
-        ours.denoise([canvas], [contexts], [None])
-
-
 def test_a_sequence_longer_than_the_model_can_read_is_refused(dream):
     ours = dream.ours(config={"max_position_embeddings": 16})
     canvas, contexts = laid_out(ours, [MASK] * 4)

@@ -538,20 +538,8 @@ class DiffusionGemmaDenoiser:
     ) -> tuple[list[Tensor], list[Any]]:
         model = self.model
         for canvas in canvases:
-            if (tokens := canvas.origin + len(canvas.tokens)) > model.shape.positions:
-                raise ModelError(f"{tokens} tokens are more than the model's {model.shape.positions}")
-        try:
-            return self._denoise(canvases, contexts, states)
-        except torch.OutOfMemoryError:
-            raise MemoryError("the device has no room for a pass of so many tokens") from None
-
-    def condition(self, state: Any, soft: Tensor) -> Any:
-        return replace(cast(_State, state), soft=soft)
-
-    def _denoise(
-        self, canvases: Sequence[OpenCanvas], contexts: Sequence[Contexts], states: Sequence[Any]
-    ) -> tuple[list[Tensor], list[Any]]:
-        model = self.model
+            if (long := canvas.origin + len(canvas.tokens)) > model.shape.positions:
+                raise ModelError(f"{long} tokens are more than the model's {model.shape.positions}")
         before = [cast(_State, state or _State(_KV(model.pools))) for state in states]
         for canvas, state in zip(canvases, before, strict=True):
             state.kv.reserve(len(canvas.tokens))
@@ -572,6 +560,9 @@ class DiffusionGemmaDenoiser:
             hidden.append(row[moved(torch.tensor(slots), row.device) + len(canvas.left)])
             after.append(_State(state.kv, tuple(slots)))
         return hidden, after
+
+    def condition(self, state: Any, soft: Tensor) -> Any:
+        return replace(cast(_State, state), soft=soft)
 
     def _soft(self, canvas: OpenCanvas, state: _State) -> Tensor:
         """[T, D], the expected embedding of each token of a canvas."""

@@ -318,10 +318,7 @@ class MaskedDenoiser:
         self, canvases: Sequence[OpenCanvas], contexts: Sequence[Contexts], states: Sequence[Any]
     ) -> tuple[list[Tensor], list[Any]]:
         shares = [self._share(*one) for one in zip(canvases, contexts, states, strict=True)]
-        try:
-            hidden = self._run(shares)
-        except torch.OutOfMemoryError:
-            raise MemoryError("the device has no room for a pass of so many tokens") from None
+        hidden = self._run(shares)
         after = [
             self._kept(share, cast(_Prefix, context.prefix), state)
             for share, context, state in zip(shares, contexts, states, strict=True)

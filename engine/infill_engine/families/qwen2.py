@@ -72,7 +72,9 @@ class Qwen2Denoiser(MaskedDenoiser):
     def kind(config: Mapping[str, Any], weights: Weights) -> Kind:
         mask_id, (end_id, ended) = special(config, "mask_token_id")[0], ends(config)
         positions = shape(config).positions
-        expand = special(config, "expand_token_id", needed=False)
+        generation = config.get("generation_config") or {}
+        own = [special(of, "expand_token_id", needed=False) for of in (config, generation)]
+        expand = own[0] or own[1]  # some say it only to what draws their tokens
         opening, closing = (prompts.DREAMON if expand else prompts.DREAM).around(config)
         if expand:
             facts = OpenFacts(
