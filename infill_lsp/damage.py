@@ -190,7 +190,9 @@ def _faults(tree: Tree) -> int:
         if node.is_error or node.is_missing:
             count += 1
         elif node.has_error:
-            nodes += node.children
+            faulty = [child for child in node.children if child.has_error]
+            nodes += faulty
+            count += not faulty  # What was filled in has no name, such as the end of a line.
     return count
 
 

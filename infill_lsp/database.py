@@ -23,9 +23,10 @@ from pathlib import Path
 from infill_lsp.chunks import Chunk, words
 
 #: Raised whenever what is stored, how text is cut, or what a word is changes: a new version starts an empty database.
-VERSION = 3
-#: Days after which the database of a folder that nobody opened is removed.
-KEPT_DAYS = 30
+VERSION = 4
+#: Days after which the database of a folder that nobody opened is removed; and one of a folder that was opened, with
+#: other patterns of what is left out of it: what is left out now may stand in that.
+KEPT_DAYS, KEPT_OTHERWISE_DAYS = 30, 1
 #: Definitions of one name that are looked at.
 MAX_DEFINITIONS = 200
 #: Pages of an FTS5 merge in one transaction, some milliseconds.
@@ -54,7 +55,7 @@ CREATE INDEX chunks_file ON chunks (file);
 CREATE INDEX chunks_name ON chunks (name) WHERE name <> '';
 CREATE VIRTUAL TABLE words USING fts5 (text, content = '', tokenize = "unicode61 remove_diacritics 0");
 CREATE TABLE frequencies (word TEXT PRIMARY KEY, chunks INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE folder (root TEXT NOT NULL);
+CREATE TABLE folder (root TEXT NOT NULL, removed INTEGER NOT NULL);
 """
 
 
@@ -137,6 +138,11 @@ def is_busy(error: sqlite3.Error) -> bool:
     return _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
+def called(root: str, *what: str) -> str:
+    """The name of a folder's databases; `what` else decides what is in them."""
+    return "-".join(fingerprint(text).hex()[:16] for text in (root, "\0".join(what)))
+
+
 def newest(folder: Path, name: str) -> Path:
     """The database called `name` that is in use.
 
@@ -153,12 +159,19 @@ def discard(path: Path) -> None:
 
 
 def prune(folder: Path, kept: Path) -> None:
-    """Removes the databases of folders that were not opened for long."""
-    oldest = time.time() - KEPT_DAYS * 86_400
+    """Removes the databases of folders that were not opened for long, but for `kept`."""
+    own, now = kept.name.partition("-")[0], time.time()
     for path in folder.glob("*.db"):
+        days = KEPT_OTHERWISE_DAYS if path.name.startswith(f"{own}-") else KEPT_DAYS
         with suppress(FileNotFoundError):
-            if path != kept and path.stat().st_mtime < oldest:
+            if path != kept and path.stat().st_mtime < now - days * 86_400:
                 _remove(path)
+
+
+def forget(folder: Path, root: str) -> None:
+    """Removes all databases of a folder. Whoever has one open makes another."""
+    for path in folder.glob(f"{called(root).partition('-')[0]}-*.db"):
+        _remove(path)
 
 
 class Database:
@@ -217,9 +230,14 @@ class Database:
         (chunks,) = self._connection.execute("SELECT count(*) FROM chunks").fetchone()
         return Counts(refused.pop("", 0), chunks, refused)
 
-    def write(self, files: Iterable[File]) -> int:
-        """Stores files in place of what was stored of them. Returns how many chunks were taken out for that."""
-        removed = 0
+    @property
+    def removed(self) -> int:
+        """How many chunks were taken out since the last `purge`, by whichever process."""
+        count: int = self._connection.execute("SELECT removed FROM folder").fetchone()[0]
+        return count
+
+    def write(self, files: Iterable[File]) -> None:
+        """Stores files in place of what was stored of them."""
         with self._transaction() as change:
             for file in files:
                 row = self._connection.execute("SELECT id, hash FROM files WHERE path = ?", (file.path,)).fetchone()
@@ -232,19 +250,16 @@ class Database:
                 if file.chunks is None:
                     continue  # Another process stored another text meanwhile.
                 if row is not None:
-                    removed += change.remove(row[0])
+                    change.remove(row[0])
                 change.add(file)
-        return removed
 
-    def remove(self, paths: Iterable[str]) -> int:
-        """Forgets files. Returns how many chunks they had."""
-        removed = 0
+    def remove(self, paths: Iterable[str]) -> None:
+        """Forgets files."""
         with self._transaction() as change:
             for path in paths:
                 row = self._connection.execute("SELECT id FROM files WHERE path = ?", (path,)).fetchone()
                 if row is not None:
-                    removed += change.remove(row[0])
-        return removed
+                    change.remove(row[0])
 
     def frequencies(self, asked: Sequence[str]) -> dict[str, int]:
         """How many chunks have each word, of those that any has."""
@@ -285,14 +300,18 @@ class Database:
         self._connection.set_progress_handler(late, 2_000)
 
     def purge(self, stop: Callable[[], bool]) -> None:
-        """Takes what was removed out of the file, too: FTS5 keeps the words of a removed chunk till it merges them."""
-        pages = -MERGE_PAGES  # Negative: begin with everything.
-        while not stop():
+        """Takes what was removed out of the file, too: FTS5 keeps the words of a removed chunk till it merges them.
+        Where it is stopped the next one goes on."""
+        pages, removed = -MERGE_PAGES, self.removed  # Negative: begin with everything.
+        while True:
+            if stop():
+                return
             before = self._connection.total_changes
             self._connection.execute("INSERT INTO words (words, rank) VALUES ('merge', ?)", (pages,))
             if self._connection.total_changes - before < 2:
                 break
             pages = MERGE_PAGES
+        self._connection.execute("UPDATE folder SET removed = max(0, removed - ?)", (removed,))
         self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def check(self, thorough: bool = False) -> None:
@@ -316,7 +335,7 @@ class Database:
                 if self._version() == 0:  # Nobody else was faster.
                     for statement in filter(str.strip, _SCHEMA.split(";")):
                         self._connection.execute(statement)
-                    self._connection.execute("INSERT INTO folder VALUES (?)", (root,))
+                    self._connection.execute("INSERT INTO folder VALUES (?, 0)", (root,))
                     self._connection.execute(f"PRAGMA user_version = {VERSION}")
                 self._connection.execute("COMMIT")
             except BaseException:
@@ -351,6 +370,7 @@ class _Change:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._counted: Counter[str] = Counter()
+        self._removed = 0
 
     def add(self, file: File) -> None:
         stamp = file.stamp
@@ -367,7 +387,7 @@ class _Change:
             self._connection.execute("INSERT INTO words (rowid, text) VALUES (?, ?)", (rowid, " ".join(found)))
             self._counted.update(set(found))
 
-    def remove(self, file: int) -> int:
+    def remove(self, file: int) -> None:
         chunks = self._connection.execute("SELECT id, text FROM chunks WHERE file = ?", (file,)).fetchall()
         for rowid, text in chunks:
             found = words(text)
@@ -377,7 +397,7 @@ class _Change:
             self._counted.subtract(set(found))
         self._connection.execute("DELETE FROM chunks WHERE file = ?", (file,))
         self._connection.execute("DELETE FROM files WHERE id = ?", (file,))
-        return len(chunks)
+        self._removed += len(chunks)
 
     def finish(self) -> None:
         self._connection.executemany(
@@ -386,6 +406,8 @@ class _Change:
         )
         gone = [(word,) for word, count in self._counted.items() if count < 0]
         self._connection.executemany("DELETE FROM frequencies WHERE word = ? AND chunks <= 0", gone)
+        if self._removed:
+            self._connection.execute("UPDATE folder SET removed = removed + ?", (self._removed,))
 
 
 def _code(error: sqlite3.Error) -> int | None:

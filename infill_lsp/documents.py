@@ -13,17 +13,15 @@ from __future__ import annotations
 
 import re
 import threading
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, compress, count, takewhile
+from itertools import compress, count, takewhile
 from math import inf
 from operator import ne
 from time import thread_time
 
 from lsprotocol import types
-from pygls.workspace.position_codec import PositionCodec
 from tree_sitter import Language, Node, Parser, Range, Tree
 
 from infill_lsp import languages
@@ -51,7 +49,7 @@ _CHUNK, _LINES = 4096, 64
 
 def position(lines: Sequence[str], row: int, column: int, encoding: str) -> types.Position:
     """The place as the client counts it: `column` code points of line `row` in units of `encoding`."""
-    return types.Position(row, PositionCodec(encoding).client_num_units(lines[row][:column]))
+    return types.Position(row, _units(lines[row][:column], encoding))
 
 
 def spans(lines: Sequence[str], ranges: Sequence[types.Range], encoding: str) -> list[Span]:
@@ -402,7 +400,8 @@ def _split(text: str) -> tuple[list[str], list[str]]:
 def _place(lines: Sequence[str], at: types.Position, encoding: str) -> tuple[int, int]:
     """Row and column of a client's position: beyond a line's end is its end, beyond the last line the text's.
 
-    Not pygls' codec, which puts a character beyond the line's end before the line's last character.
+    Not pygls' codec, which puts a character beyond the line's end before the line's last character, and counts
+    character by character in Python: 0.2 s of a line of a megabyte.
     """
     if at.line >= len(lines):
         return len(lines) - 1, len(lines[-1])
@@ -410,5 +409,21 @@ def _place(lines: Sequence[str], at: types.Position, encoding: str) -> tuple[int
     head = line[: at.character]
     if head.isascii():
         return at.line, len(head)
-    units = accumulate(map(PositionCodec(encoding).impl.code_units_for_char, head))
-    return at.line, bisect_right(list(units), at.character)
+    column, last, left = 0, len(head), at.character
+    while column < last:  # Halves the piece that the place is in, and counts the first half of it only.
+        middle = (column + last + 1) // 2
+        units = _units(head[column:middle], encoding)
+        if units <= left:
+            column, left = middle, left - units
+        else:
+            last = middle - 1
+    return at.line, column
+
+
+def _units(text: str, encoding: str) -> int:
+    """How many code units of a position encoding a text has."""
+    if text.isascii() or encoding == types.PositionEncodingKind.Utf32:
+        return len(text)
+    if encoding == types.PositionEncodingKind.Utf8:
+        return len(utf8(text))
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2

@@ -40,6 +40,8 @@ MAX_WATCHED = 20_000
 POLL_S, SAFETY_S, APART, SOON = 5.0, 600.0, 20, 4
 #: Seconds between two times that what was removed is taken out of the database's file, too.
 PURGE_S = 60.0
+#: Seconds for that where the index ends before.
+FAREWELL_S = 0.5
 
 #: File systems of which the kernel does not tell what others change, and on which memory cannot be shared.
 REMOTE = frozenset(
@@ -140,7 +142,6 @@ class Filler:
         #: Seconds that the last look took, when it ended, and when the next one is due.
         self._took = self._looked = 0.0
         self._due = 0.0
-        self._removed = 0
         self._changes = 0
         self._purged = time.monotonic()
 
@@ -153,6 +154,9 @@ class Filler:
                 self._watch()
             else:
                 self._poll()
+        if self._stored.removed:
+            until = time.monotonic() + FAREWELL_S
+            self._stored.purge(lambda: time.monotonic() > until)  # The next to open it does the rest.
 
     def _poll(self) -> None:
         self._due = time.monotonic() + max(POLL_S, APART * self._took)
@@ -171,7 +175,7 @@ class Filler:
         # Each folder by itself: as a tree, also what is ignored would be watched, and what links lead to.
         changes = watch(
             *(os.path.join(self._root, folder) for folder in self._folders),
-            *filter(os.path.isdir, [os.path.join(self._root, ".git", "info")]),
+            *filter(os.path.isdir, [os.path.join(self._root, ".git", "info"), *self._rules.outside]),
             watch_filter=None,
             step=GATHER_MS,
             debounce=GATHER_MOST_MS,
@@ -216,13 +220,14 @@ class Filler:
         """Takes in what changed: files, folders or rules, that are new, other or gone."""
         from watchfiles import Change
 
+        # Of the folders around it only the rules are of interest.
+        told = {(change, path) for change, path in told if not path.startswith("..") or _is_rule(path)}
         for change, path in told:
             if change != Change.modified and path in self._watched:
                 # If there is one of this name again, it is not the one that is watched.
                 self._watched = {each for each in self._watched if not _is_in(each, path)}
         paths = {path for _, path in told} - {"."}
-        rules = any(path.rpartition("/")[2] in IGNORE_FILES or path.startswith(".git/") for path in paths)
-        if rules or len(paths) > MANY_CHANGES:
+        if any(map(_is_rule, paths)) or len(paths) > MANY_CHANGES:
             self._look()
         else:
             self._take(paths)
@@ -289,7 +294,7 @@ class Filler:
         """Reads files and stores what is in them."""
         worth = len(paths) >= WORTH_TELLING
         for done, batch in self._batches(paths):
-            self._removed += self._stored.write(batch)
+            self._stored.write(batch)
             self._changes += 1
             if worth:
                 self._tell(state="filling", done=done, total=len(paths))
@@ -334,19 +339,18 @@ class Filler:
 
     def _remove(self, paths: Collection[str]) -> None:
         if paths:
-            self._removed += self._stored.remove(paths)
+            self._stored.remove(paths)
             self._changes += 1
             self._tell()
 
     def _rest(self) -> None:
         """What there is time for while nothing changes."""
         self._tick()
-        if self._removed and time.monotonic() - self._purged > PURGE_S:
+        if time.monotonic() - self._purged > PURGE_S and self._stored.removed:
             started = time.monotonic()
             self._stored.purge(self._stop.is_set)
             # A large index is purged less often.
             self._purged = time.monotonic() + APART * (time.monotonic() - started)
-            self._removed = 0
 
     def _tick(self) -> None:
         if time.monotonic() - self._ticked > TICK_S:
@@ -366,6 +370,11 @@ class Filler:
         if status != self._status:
             self._status = status
             self._report(status)
+
+
+def _is_rule(path: str) -> bool:
+    """Whether a file says what is left out."""
+    return path.rpartition("/")[2] in IGNORE_FILES or ".git" in path.split("/")[:-1]
 
 
 def _counted(count: int, what: str, one: str, many: str = "") -> str:

@@ -27,7 +27,7 @@ from infill_engine.protocol import Document
 from infill_lsp.client import EngineClient, EngineError
 from infill_lsp.core import Gap, Snapshot, Snippet
 from infill_lsp.database import fingerprint
-from infill_lsp.index import Index, local_path
+from infill_lsp.index import Index, forget, local_path
 from infill_lsp.priming import retrieve
 
 if TYPE_CHECKING:
@@ -88,11 +88,16 @@ class Folders:
                     # What is off in a folder is off for the folders around it, too.
                     inner = (_anchored(inner[len(root) :]) for inner in off if inner.startswith(f"{root}/"))
                     wanted[root] = (*exclude, *inner)
+            changed = set()
             for root, folder in list(self._folders.items()):
                 if root not in wanted or folder.exclude != wanted[root]:
+                    changed.add(root)
                     del self._folders[root]
                     await folder.aclose(self._open)
             for root in sorted(wanted.keys() - self._folders.keys()):
+                if root in changed or wanted[root] is None:  # What is left out now may be in what was stored.
+                    with suppress(OSError):
+                        await asyncio.to_thread(forget, root)
                 folder = _Folder(root, wanted[root], self._engine, self._report, self._turn)
                 self._folders[root] = folder
                 folder.asked_at = self._asked_at
@@ -131,13 +136,19 @@ class Folders:
         path = folder.index.relative(uri) if folder is not None and folder.index is not None else None
         return (folder.name, path) if folder is not None and path is not None and path.isprintable() else ("", "")
 
-    async def snippets(self, snapshot: Snapshot, gap: Gap) -> list[Snippet]:
-        """The best pieces of the document's folder for a gap, looked up in a thread; where that takes too long those of
-        the last question about the document."""
-        folder = self._innermost(snapshot.uri)
+    def ignores(self, uri: str) -> bool:
+        """Whether a `.gitignore` or the like of an indexed folder leaves the document out."""
+        folder = self._innermost(uri)
+        return folder is not None and folder.index is not None and folder.index.ignores(uri)
+
+    async def snippets(self, snapshot: Snapshot, gap: Gap, file: str = "") -> list[Snippet]:
+        """The best pieces of the folder for a gap, looked up in a thread; where that takes too long those of the last
+        question about the document. file: the URI of what it is in, as a notebook's cell is."""
+        placed = replace(snapshot, uri=file or snapshot.uri)
+        folder = self._innermost(placed.uri)
         if folder is None or folder.index is None:
             return []
-        found = asyncio.create_task(asyncio.to_thread(retrieve, folder.index, snapshot, gap, SNIPPETS))
+        found = asyncio.create_task(asyncio.to_thread(retrieve, folder.index, placed, gap, SNIPPETS))
         found.add_done_callback(lambda task: self._retrieved(snapshot.uri, task))
         await asyncio.wait([found], timeout=RETRIEVED_S)
         return self._snippets.get(snapshot.uri, [])

@@ -370,6 +370,21 @@ class Ignore:
             return "ignored"
         return None
 
+    @property
+    def outside(self) -> list[str]:
+        """The folders around this one whose rules hold here, too."""
+        git, folder, found = _git_folder(self.root), self.root, list[str]()
+        while git is not None and folder != git:
+            folder = os.path.dirname(folder)
+            found.append(folder)
+        return [*found, os.path.join(git, ".git", "info")] if git is not None and found else found
+
+    def ignored(self, path: str) -> bool:
+        """Whether a rule of a `.gitignore` or the like leaves the file out, or a folder that it is in."""
+        parts = path.split("/")
+        folders = ("/".join(parts[:count]) + "/" for count in range(1, len(parts)))
+        return any(map(self._ruled_out, (*folders, path)))
+
     def enters(self, folder: str) -> bool:
         """Whether the folder is looked into, as far as names and rules tell."""
         known = self._folders.get(folder)
@@ -456,8 +471,9 @@ class Ignore:
 
     def _ignored(self, path: str) -> bool:
         """`path` ends with "/" where it is a folder. The nearest folder that has a rule for it decides, as in git."""
-        if self._exclude.says(path):
-            return True
+        return bool(self._exclude.says(path)) or self._ruled_out(path)
+
+    def _ruled_out(self, path: str) -> bool:
         folder = path.rstrip("/")
         while folder:
             folder = folder.rpartition("/")[0]

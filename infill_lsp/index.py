@@ -57,6 +57,11 @@ class Seen:
         return path == self.path and chunk.first <= self.last and chunk.last >= self.first
 
 
+def forget(root: str, home: Path | None = None) -> None:
+    """Removes what is stored of a folder, whoever stored it. Raises `OSError`."""
+    database.forget(home or cache_dir() / "index", os.path.realpath(root))
+
+
 class Index:
     """The index of the folder `root`. `start` begins, `stop` ends; all other methods may be called from any thread.
 
@@ -134,6 +139,11 @@ class Index:
     def relative(self, uri: str) -> str | None:
         """The path in the folder of the document at `uri`; None where it is not a file of it."""
         return self._real_path(uri)
+
+    def ignores(self, uri: str) -> bool:
+        """Whether a `.gitignore` or the like leaves the document out."""
+        rules, path = self._rules, self.relative(uri)
+        return rules is not None and path is not None and rules.ignored(path)
 
     def _relative(self, uri: str) -> str | None:
         path = local_path(uri)
@@ -300,8 +310,8 @@ class Index:
         if self._path is None:
             self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Another Unicode may split words otherwise.
-            what = [str(database.VERSION), unicodedata.unidata_version, self.root, *self._exclude]
-            path = database.newest(self._home, fingerprint("\0".join(what)).hex())
+            what = str(database.VERSION), unicodedata.unidata_version, *self._exclude
+            path = database.newest(self._home, database.called(self.root, *what))
             database.prune(self._home, path)
             self._path = path
         stored = Database(self._path, self.root, wal=is_local(self._home), wait_s=WRITE_WAIT_S)

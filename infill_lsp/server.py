@@ -286,7 +286,12 @@ class InfillServer(LanguageServer):
     def silence_of(self, uri: str, language: str, trigger: Trigger) -> Silence | None:
         """Why the settings let nothing be offered in a document; None where they do."""
         document = self.documents.get(uri)
-        return self.configuration.sources.silence(uri, language, trigger, document.language if document else "")
+        around = document.language if document else ""
+        if (silence := self.configuration.sources.silence(uri, language, trigger, around)) is not None:
+            return silence
+        if self._folders is not None and self._folders.ignores(self._file_of(uri)):
+            return Silence("the file is ignored (.gitignore, .ignore)")
+        return None
 
     async def settled(self) -> None:
         """Waits until the settings are known."""
@@ -485,15 +490,19 @@ class InfillServer(LanguageServer):
         if self._folders is None:
             return "", ""
         self._folders.ask()
-        notebook = self._notebooks.of(uri) if self._notebooks is not None else None
-        return self._folders.place(notebook or uri)
+        return self._folders.place(self._file_of(uri))
 
     async def snippets(self, snapshot: Snapshot, gap: Gap) -> tuple[Snippet, ...]:
         if self._folders is None:
             return ()
         from infill_lsp.priming import sent
 
-        return tuple(map(sent, await self._folders.snippets(snapshot, gap)))
+        return tuple(map(sent, await self._folders.snippets(snapshot, gap, self._file_of(snapshot.uri))))
+
+    def _file_of(self, uri: str) -> str:
+        """The document itself, or the notebook that it is a cell of."""
+        notebook = self._notebooks.of(uri) if self._notebooks is not None else None
+        return notebook or uri
 
     async def warm(self, uri: str, hint: Hint) -> None:
         """Lets the engine encode what a question about a document will need. Raises `EngineError`."""

@@ -137,12 +137,13 @@ class Statistics:
 
     async def _watch(self, offer: _Offer) -> None:
         """Counts what of an accepted text is there after a while."""
-        before = self._lines(offer.uri)
-        await asyncio.sleep(RETAINED_S)
-        after = self._lines(offer.uri)
-        if before is None or after is None:
+        if (lines := self._lines(offer.uri)) is None:
             return
-        moved = len(after) - len(before)
+        before = len(lines)  # Of the lines that the document has then, which may be the same list.
+        await asyncio.sleep(RETAINED_S)
+        if (after := self._lines(offer.uri)) is None:
+            return
+        moved = len(after) - before
         first = max(0, offer.row - NEAR + min(0, moved))
         last = offer.row + offer.text.count("\n") + 1 + NEAR + max(0, moved)
         self._count("watched", len("".join(_PIECE.findall(offer.text))))

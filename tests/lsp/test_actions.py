@@ -262,6 +262,16 @@ async def test_code_actions_are_for_selections_and_holes_alone(editor: Editor, q
     assert titles == ["Infill: write the selection anew", "Infill: fill 2 holes"]
 
 
+async def test_of_a_long_document_the_holes_are_not_counted_before_somebody_asks(editor: Editor, quick: str) -> None:
+    await start(editor, quick)
+    editor.open(HOLES + "y = 1\n" * 20_000)
+    titles = [action["title"] for action in await actions(editor, (1, 5), (1, 5))]
+    assert titles == ["Infill: fill this hole", "Infill: fill all holes of the document"]
+    titles = [action["title"] for action in await actions(editor, (0, 0), (20_000, 0))]
+    whole = ["Infill: fill the holes of the selection", "Infill: fill all holes of the document"]
+    assert titles == ["Infill: write the selection anew", *whole]
+
+
 async def test_in_a_secret_file_there_is_nothing_to_do(editor: Editor, quick: str) -> None:
     await start(editor, quick)
     editor.uri = "file:///project/.env"

@@ -1,6 +1,7 @@
 """The mirror of a document: it must hold what the client holds, in every encoding and after every edit."""
 
 import re
+import sys
 from time import sleep, thread_time
 
 import pytest
@@ -306,3 +307,24 @@ def test_a_document_in_which_nothing_is_offered_is_not_parsed() -> None:
     assert document.snapshot(0, 0, "utf-16", wait=True).tree is None
     document.change([types.TextDocumentContentChangeWholeDocument("x = 1\n")], 2, "utf-16")
     assert document.snapshot(0, 0, "utf-16", wait=True).tree is not None
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32"])
+def test_no_character_of_a_long_line_is_looked_at_by_itself(encoding: str) -> None:
+    """An editor sends the place of each key, and a file of a megabyte may be one line."""
+    document = Document("file:///a.json", "json", 1, '["' + "é😀" * 100_000 + '"]\n')
+    calls = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    try:
+        at = types.Position(0, 150_000)
+        document.change([types.TextDocumentContentChangePartial(types.Range(at, at), "x")], 2, encoding)
+        document.snapshot(0, 150_001, encoding)
+    finally:
+        sys.setprofile(None)
+    assert "x" in document.text
+    assert calls < 5_000

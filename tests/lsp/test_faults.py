@@ -567,6 +567,30 @@ async def test_18_nothing_is_offered_where_secrets_are(meet: Meet, engine: Scrip
     assert engine.requests == []
 
 
+async def test_18_ignored_files_are_not_completed(meet: Meet, engine: ScriptedEngine, tmp_path: Path) -> None:
+    (tmp_path / ".gitignore").write_text("build/\nlocal.py\n")
+    (tmp_path / "build").mkdir()
+    editor = await meet("name", {"priming": {"enabled": True}}, folders=[tmp_path])
+    for ignored in ("local.py", "build/deep/out.py"):
+        uri = (tmp_path / ignored).as_uri()
+        editor.open("x = |\n", uri=uri)
+
+        async with asyncio.timeout(20):
+            while await editor.complete(invoked=True):  # noqa: ASYNC110 - the folder was not looked at yet
+                await asyncio.sleep(0.05)
+        place = {"uri": uri, "position": {"line": 0, "character": 4}}
+        why = {"command": "infill.server.why", "arguments": [place]}
+        said = await editor.request("workspace/executeCommand", why)
+        assert said == "the file is ignored (.gitignore, .ignore)"
+    editor.open("x = |\n", uri=(tmp_path / "tracked.py").as_uri())
+    assert await editor.item()
+    (tmp_path / ".ignore").write_text("!local.py\n")  # Who wants it there all the same says so.
+    editor.open("x = |\n", uri=(tmp_path / "local.py").as_uri())
+    async with asyncio.timeout(20):
+        while not await editor.complete(invoked=True):  # noqa: ASYNC110 - nor again
+            await asyncio.sleep(0.05)
+
+
 async def test_18_secrets_and_ignored_files_are_no_context(meet: Meet, engine: ScriptedEngine, tmp_path: Path) -> None:
     for name, text in {
         "a.py": "public = 1\n",
@@ -651,8 +675,9 @@ async def test_19_comments_and_strings_are_switched_off(
         "x = " + "1" * 2_000_000 + "|\n",
         ("a = 1;" * 100 + "\n") * 4_000 + "x = |\n",
         "x = [" + "1, " * 700 + "|]\n",
+        "x = ['" + "é😀" * 500_000 + "|']\n",
     ],
-    ids=["an array in a line", "a number", "many lines", "a long line"],
+    ids=["an array in a line", "a number", "many lines", "a long line", "a line of many words"],
 )
 async def test_20_nothing_is_asked_in_a_huge_document(meet: Meet, engine: ScriptedEngine, text: str) -> None:
     editor = await meet("name")

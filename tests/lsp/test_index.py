@@ -23,7 +23,7 @@ from infill_lsp.chunks import cut, language_of, words
 from infill_lsp.database import Database, File, Stamp, fingerprint
 from infill_lsp.filling import Limits, Status, is_local
 from infill_lsp.ignore import Ignore
-from infill_lsp.index import APART, Index, Seen
+from infill_lsp.index import APART, Index, Seen, forget
 
 #: Seconds that something may take on a machine under load.
 PATIENCE_S = 20.0
@@ -43,8 +43,8 @@ def make(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setattr("infill_lsp.index.READ_WAIT_S", PATIENCE_S)
     running = []
 
-    def start(**options: object) -> Index:
-        index = Index(str(folder), home=tmp_path / "cache", **options)  # type: ignore[arg-type]
+    def start(root: Path = folder, **options: object) -> Index:
+        index = Index(str(root), home=tmp_path / "cache", **options)  # type: ignore[arg-type]
         index.start()
         running.append(index)
         return index
@@ -471,10 +471,88 @@ def test_what_was_removed_leaves_no_trace_in_the_file(tmp_path: Path) -> None:
     for number in range(50):
         text = function(f"f{number}", "pineapple" if number == 7 else "shared")
         stored.write([File(f"{number}.py", fingerprint(text), stamp, cut(text, "python"))])
-    assert stored.remove(["7.py"]) == 1
+    stored.remove(["7.py"])
+    assert stored.removed == 1
     stored.purge(lambda: False)
+    assert stored.removed == 0
     stored.close()
     assert all(b"pineapple" not in path.read_bytes() for path in tmp_path.iterdir())
+
+
+def holding(home: Path, word: bytes) -> list[str]:
+    return [path.name for path in home.iterdir() if word in path.read_bytes()]
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["ended", "killed"])
+def test_what_is_removed_before_the_end_leaves_no_trace_either(
+    make: Make, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """Not where the editor is closed a moment later; nor, once the folder is opened again, where it was killed."""
+    if killed:
+        monkeypatch.setattr(filling, "FAREWELL_S", -1.0)
+    write(folder, **{f"f{number}": function(f"f{number}", "shared") for number in range(50)})
+    write(folder, a=function("secret", "pineapple"))
+    index = make()
+    assert index.settle(PATIENCE_S)
+    assert holding(tmp_path / "cache", b"pineapple")
+    (folder / "a.py").unlink()
+    assert eventually(lambda: "a.py" not in (index.manifest() or {"a.py": b""}))
+    index.stop()
+    if killed:
+        assert holding(tmp_path / "cache", b"pineapple")
+        monkeypatch.setattr(filling, "PURGE_S", 0.0)
+        again = make()
+        assert again.settle(PATIENCE_S)
+        assert eventually(lambda: not holding(tmp_path / "cache", b"pineapple"))
+    assert not holding(tmp_path / "cache", b"pineapple")
+
+
+def test_what_was_removed_is_purged_while_it_goes_on(
+    make: Make, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filling, "PURGE_S", 0.1)
+    write(folder, a=function("secret", "pineapple"), b=function("b"))
+    index = make()
+    assert index.settle(PATIENCE_S)
+    (folder / "a.py").unlink()
+    assert eventually(lambda: not holding(tmp_path / "cache", b"pineapple"))
+
+
+def test_rules_of_the_repository_around_it_count_at_once(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "project" / ".git" / "info").mkdir(parents=True)
+    inner = tmp_path / "project" / "inner"
+    write(inner, a=function("a"), b=function("b"), c=function("c"))
+    index = make(root=inner)
+    assert index.settle(PATIENCE_S)
+    assert set(index.manifest() or ()) == {"a.py", "b.py", "c.py"}
+    (tmp_path / "project" / ".gitignore").write_text("inner/a.py\n")
+    assert eventually(lambda: set(index.manifest() or ()) == {"b.py", "c.py"})
+    (tmp_path / "project" / ".git" / "info" / "exclude").write_text("b.py\n")
+    assert eventually(lambda: set(index.manifest() or ()) == {"c.py"})
+    (tmp_path / "project" / "README.py").write_text(function("outside"))  # No file of the folder.
+    (inner / "d.py").write_text(function("d"))
+    assert eventually(lambda: set(index.manifest() or ()) == {"c.py", "d.py"})
+
+
+def test_what_was_stored_of_a_folder_is_removed_with_what_is_left_out(make: Make, folder: Path, tmp_path: Path) -> None:
+    """With other patterns the database is another: the former is removed a day later, at once where it is forgotten."""
+    write(folder, a=function("a", "pineapple"), b=function("b"))
+    first = make()
+    assert first.settle(PATIENCE_S)
+    first.stop()
+    before = stored_at(tmp_path / "cache")
+    other = make(exclude=("a.py",))
+    assert other.settle(PATIENCE_S)
+    other.stop()
+    assert before.exists()
+    days = time.time() - 1.1 * 86_400
+    os.utime(before, (days, days))
+    again = make(exclude=("a.py",))
+    assert again.settle(PATIENCE_S)
+    again.stop()
+    assert not before.exists()
+    forget(str(folder), tmp_path / "cache")
+    assert not list((tmp_path / "cache").iterdir())
 
 
 def test_progress_is_told(make: Make, folder: Path) -> None:

@@ -286,6 +286,31 @@ async def test_cells_are_filled_apart_and_see_one_another(both: tuple[Editor, In
     assert second.prefix == BEFORE.partition("import")[0] + "def f():\n    ...\nx =\n\nreturn \n\ndef g():\n"
 
 
+async def test_a_cell_sees_snippets_of_the_notebooks_folder(
+    home: Path, engine: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "shapes.py").write_text("def area_of_polygon(polygon):\n    return polygon.area\n")
+    book, code = (project / "book.ipynb").as_uri(), f"vscode-notebook-cell:{project}/book.ipynb#a"
+    async with served(engine) as (editor, _):
+        await editor.initialize(options={"model": "m", "priming": {"enabled": True}}, folders=[project])
+        cells = [types.NotebookCell(CODE, code)]
+        text = "from shapes import area_of_polygon\nreturn area_of_polygon(polygon)"
+        editor.client.notebook_document_did_open(
+            types.DidOpenNotebookDocumentParams(
+                types.NotebookDocument(book, "jupyter-notebook", 1, cells),
+                [types.TextDocumentItem(code, "python", 1, text)],
+            )
+        )
+        editor.uri = code
+        async with asyncio.timeout(20):
+            while not (engine.requests and engine.requests[-1].snippets):
+                await editor.complete(1, 7, automatic=False)
+                await asyncio.sleep(0.05)
+    assert [one.path for one in engine.requests[-1].snippets] == ["shapes.py"]
+
+
 async def test_what_is_prepared_in_one_cell_takes_no_answer_from_another(
     both: tuple[Editor, InfillServer], engine: Scripted
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections import Counter
@@ -113,6 +114,25 @@ async def test_open_offers_are_bounded(home: Path) -> None:
     counts.accepted(str(statistics.OPEN_OFFERS))
     assert counts._counts["accepted"] == 1
     await counts.aclose()
+
+
+async def test_what_is_retained_is_looked_for_where_it_went(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines written above it move it away."""
+    monkeypatch.setattr(statistics, "RETAINED_S", 0.3)
+    async with served(Scripted(from_table({"return ": TEXT}))) as (editor, _):
+        await editor.initialize(options={"model": "m"}, declares={})
+        editor.open("return \n")
+        (item,) = await editor.complete(0, 7, automatic=True) or []
+        assert item.command is not None
+        editor.edit((0, 7), (0, 7), TEXT)
+        command = {"command": item.command.command, "arguments": item.command.arguments}
+        assert await editor.ask(types.WORKSPACE_EXECUTE_COMMAND, command) is None
+        for row in range(40):
+            editor.edit((row, 0), (row, 0), f"line_{row} = {row}\n")
+        while "retained" not in counted():
+            await asyncio.sleep(0.05)
+            await editor.ask(types.WORKSPACE_EXECUTE_COMMAND, {"command": "infill.server.stats"})
+    assert counted()["retained"] == counted()["watched"] == len(TEXT.replace(" ", ""))
 
 
 @given(st.text("ab c\n(", max_size=30), st.text("ab c\n(", max_size=30))
