@@ -197,7 +197,6 @@ def _fitted(tidy: Candidate, gap: Gap, place: _Place, over_tail: bool) -> Edit |
     text = _without_repetition(text, place)
     text = _without_tail(text, place)
     text = _without_following_lines(text, place)
-    text = _to_closed_brackets(text, place)
     whole, text = text, _to_stray_closer(text, place)
     replaced = _replaced_tail(whole, text, place) if over_tail else ""
     text = text if replaced else _within_quotes(text, gap, place)
@@ -338,19 +337,6 @@ def _goes_on_as(lines: Sequence[str], following: Sequence[str]) -> bool:
     *whole, last = lines
     begun = len(last) >= _BEGUN and following[-1].startswith(last)
     return whole == list(following[:-1]) and (last == following[-1] or begun)
-
-
-def _to_closed_brackets(text: str, place: _Place) -> str:
-    """The lines up to those that close the brackets left open before the cursor."""
-    if "\n" not in text or not any(place.damage("")):
-        return text
-    ends = [found.start() for found in re.finditer("\n", text)]
-    # A line that opens a bracket of the text's own goes on.
-    ends = [end for end in ends if not _unclosed(text[:end])]
-    if not ends:
-        return text
-    closed = min(ends, key=lambda end: place.damage(text[:end]))
-    return text[:closed] if place.damage(text[:closed]).unmatched < place.damage("").unmatched else text
 
 
 def _replaced_tail(text: str, trimmed: str, place: _Place) -> str:

@@ -156,6 +156,7 @@ async def test_04_no_pair_is_closed_twice(meet: Meet, engine: ScriptedEngine, pa
         ("x = ')' + f(|)\n", "')' + a)", "x = ')' + f(')' + a)\n"),
         ("# it's (\nf(|)\n", "a))", "# it's (\nf(a)\n"),
         ("x = 1  # (\ny = |\n", "f(a))", "x = 1  # (\ny = f(a)\n"),
+        ("f(|\n", "\n    a,\n    b,\n)\ng(c)\nh(d)", "f(\n    a,\n    b,\n)\n"),
     ],
 )
 async def test_04_what_closes_is_told_from_what_looks_like_it(meet: Meet, text: str, said: str, expected: str) -> None:
@@ -211,6 +212,24 @@ async def test_05_a_body_that_ends_as_its_surroundings_do_stays_whole(
         ("javascript", "function f() {\n\t|\n}\n", "b();\n    }", "function f() {\n\tb();\n}\n"),
         ("python", "def f():\n    |\n\nclass Long:\n    pass\n", "x = 1\n    class Lo", None),
         ("python", "|\nimport os\n", "import os", ""),
+        (
+            "python",
+            "def f():\n    |\n\n\nx = 1\ny = 2\n",
+            "a = 1\n    b = 2\n    x = 1\n    y = 2\n    z = 3",
+            "def f():\n    a = 1\n    b = 2\n\n\nx = 1\ny = 2\n",
+        ),
+        (
+            "python",
+            "def f(a):\n    |\n    total = 3\n",
+            "if a:\n        b = 2\n    total =",
+            "def f(a):\n    if a:\n        b = 2\n    total = 3\n",
+        ),
+        (
+            "python",
+            "def f(a):\n    |\n",
+            "\n    ".join(["x = 1", "y = 2"] * 4),
+            "def f(a):\n    x = 1\n    y = 2\n",
+        ),
         ("python", "def f(a):\n    a += 1\n    |\n    return a\n", "return a", ""),
         ("python", "x = f(a, |, c)\n", "b, c)", "x = f(a, b, c)\n"),
         ("python", "x = | + b\n", "a +", "x = a + b\n"),
@@ -255,6 +274,13 @@ async def test_08_closers_alone_are_not_offered(meet: Meet, engine: ScriptedEngi
         engine.script = said
         editor.open(text, uri=f"file:///project/{number}.py")
         assert await editor.complete(invoked=True) == []
+
+
+async def test_08_what_saves_no_key_is_not_offered_unasked(meet: Meet) -> None:
+    editor = await meet("ab")
+    editor.open("x = |\n")
+    assert await editor.complete() == []
+    assert await editor.accepted(invoked=True) == "x = ab\n"
 
 
 async def test_08_what_is_not_sure_enough_is_not_offered_and_says_so(meet: Meet) -> None:

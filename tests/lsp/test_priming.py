@@ -120,6 +120,28 @@ def test_the_nearer_and_the_younger_of_two_alike_comes_first(project: Project) -
     assert len(found) == 3
 
 
+def test_of_two_alike_what_is_open_or_was_just_written_comes_first(project: Project) -> None:
+    """Which of them that is, not which comes first by its name."""
+    old = time.time() - 60 * 86_400
+    for name in "abc":
+        project.write(f"{name}/x.py", f"def polygon_area_{name}(polygon):\n    return polygon.area_{name}\n")
+        os.utime(project.folder / f"{name}/x.py", (old, old))
+
+    def first() -> str:
+        return project.retrieve("def f(polygon):\n    area = polygon.area\n    |\n")[0].path
+
+    before = first()
+    others = [name for name in "abc" if f"{name}/x.py" != before]
+    os.utime(project.folder / f"{others[0]}/x.py")
+    until = time.monotonic() + PATIENCE_S
+    while first() != f"{others[0]}/x.py" and time.monotonic() < until:
+        time.sleep(0.05)
+    assert first() == f"{others[0]}/x.py"
+    opened = project.folder / f"{others[1]}/x.py"
+    project.index.update(opened.as_uri(), opened.read_text())
+    assert first() == f"{others[1]}/x.py"
+
+
 def test_what_is_deleted_or_closed_is_not_given(project: Project) -> None:
     project.write("a.py", "def send(url):\n    return frobnicate(url)\n")
     marked = "def fetch(url):\n    value = frobnicate(url)\n    |\n"
