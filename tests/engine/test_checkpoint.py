@@ -158,9 +158,9 @@ class Listed:
 @pytest.mark.parametrize(
     ("total", "free", "kind", "says"),
     [
-        (24, 23, "bf16", "it, 25.6B in bf16, needs 51.7 GB, the card has 24 GB, 23.0 GB free: use the Q5_K_M file, "
-         "about 19 GB (`diffusion-gemma:Q5_K_M`)"),
-        (24, 18.5, "bf16", "18.5 GB free: use the NVFP4 checkpoint, about 18 GB"),
+        (24, 23, "bf16", "it, 25.6B in bf16, needs 51.7 GB, the card has 24 GB, 23.0 GB free: use the Q4_K_M file, "
+         "about 17 GB (`diffusion-gemma:Q4_K_M`)"),
+        (24, 20.5, "bf16", "20.5 GB free: use the NVFP4 checkpoint, about 18 GB"),
         (16, 15.5, "bf16", "use Dream 7B (`dream`), which needs 8.6 GB"),
         (12, 11, "q8", "in its own form, needs 29.3 GB, the card has 12 GB, 11.0 GB free: use Dream 7B (`dream`)"),
     ],
@@ -184,6 +184,24 @@ def test_a_cpu_that_serves_int8_needs_as_much_of_a_small_file_as_of_a_large_one(
     assert listed == [pytest.approx(needed_bytes(dream, "int8", 4, compiled=True) + (512 << 20), rel=0.07)] * 5  # type: ignore[arg-type]
     with pytest.raises(ModelError, match=r"7\.6B in int8, needs 9\.8 GB, 8\.0 GB are free: use"):
         models._fits("dream", dream, "int8", torch.float32, 512 << 20, here, compiled=True)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.Q8_0], ids=lambda kind: kind.name)
+def test_what_a_form_grows_by_is_what_its_tensors_do(tmp_path: Path, kind: Kind) -> None:
+    """A file called K_M has some tensors of more bits: Q4_K_M a quarter or so in Q6_K."""
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "any")
+    writer.add_tensor("w", blocks(kind, 8, 512), raw_dtype=kind)
+    for write in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_tensors_to_file,
+        writer.close,
+    ):
+        write()
+    file = GgufFile(tmp_path / "a.gguf")
+    grown = file.served_bytes("w") / file.tensors["w"].size
+    form = {Kind.Q4_K: "Q4_K_M", Kind.Q5_K: "Q5_K_M"}.get(kind, kind.name)
+    assert grown - 0.05 <= catalogue.GROWTH.get(form, 1.0) <= grown + 0.15
 
 
 def test_where_no_other_form_is_published_rounding_is_named() -> None:
