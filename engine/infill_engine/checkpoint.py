@@ -90,6 +90,9 @@ class Weights(Protocol):
     def stored(self, name: str) -> Stored:
         """One or several matrices as they are served. Raises `ModelError`."""
 
+    def rounded(self, form: str, error: float) -> None:
+        """Notes how far another has rounded a matrix, in its first rows."""
+
 
 class Checkpoint(Protocol):
     """Tensors on disk, by the names of the model's published form."""
@@ -676,6 +679,9 @@ class Loaded:
                 self.errors.setdefault(form, []).append(error)
         self._checkpoint.release(name)
         return there
+
+    def rounded(self, form: str, error: float) -> None:
+        self.errors.setdefault(form, []).append(error)
 
     @property
     def told(self) -> str:

@@ -102,6 +102,14 @@ class Int8Weight(NamedTuple):
         return Int8Weight(values, scale)
 
 
+def rounding(weight: Tensor) -> float:
+    """The relative error, in the Frobenius norm, that `Int8Weight.of` makes in a matrix [O, K]."""
+    exact = weight.float()
+    scale = (exact.abs().amax(1, keepdim=True) / 127).clamp(min=1e-12)
+    wrong = (exact / scale).round() * scale - exact
+    return float(wrong.norm() / exact.norm().clamp(min=1e-12))
+
+
 # Vectors. Each primitive takes raw addresses; `rows` rows share one read of the other operand.
 
 

@@ -119,6 +119,21 @@ def test_the_estimate_of_their_memory_is_what_they_hold(tmp_path, team, tied):
     assert needed_bytes(opened(found.folder), "int8", 4, compiled=True) == pytest.approx(held, rel=0.02)
 
 
+def test_how_far_the_kernels_round_is_measured(checkpoint, team):
+    """Of each of the seven matrices of a layer, as of any other form."""
+    found = opened(checkpoint.folder)
+    weights = Loaded(found, "cpu", torch.float32, "stored")
+    checkpoint.family(found.config, weights, [bytes([i]) for i in range(TEXT)], caching=EXACT, team=team)
+    errors = weights.errors["int8"]
+    assert len(errors) == 7 * WIDE["num_hidden_layers"]
+    exact = found.read("model.layers.0.mlp.up_proj.weight").rows(0, 64, torch.float32)
+    rounded = cpu.Int8Weight.of(exact)
+    values = torch.from_numpy(rounded.values).permute(0, 2, 1, 3).reshape(-1, rounded.ins)[:64, : exact.shape[1]]
+    off = (values * torch.from_numpy(rounded.scale)[:64, None] - exact).norm() / exact.norm()
+    assert any(error == pytest.approx(float(off), rel=1e-3) for error in errors)
+    assert weights.told.startswith(f"{len(errors)} matrices of int8, off by at most ")
+
+
 def test_pages_come_back_and_their_lack_is_a_matter_of_memory(checkpoint, team):
     ours = int8(checkpoint, team, Caching(2, dual=True, across=True))
     pool, canvases = ours._pool, filled(ours)[0]

@@ -20,7 +20,7 @@ import torch
 from infill_kernels import OPEN, PAGE, Head, KVPool, Part, Placed, Rope, moved, plan
 from torch import Tensor
 
-from infill_engine.checkpoint import Weights, bias_of, check_sizes
+from infill_engine.checkpoint import MEASURED_ROWS, Weights, bias_of, check_sizes
 from infill_engine.core import ContextKV, Contexts, Facts, ModelError, OpenCanvas
 from infill_engine.decoder import KV, Decoder, FloatStack, Layer
 
@@ -412,7 +412,9 @@ def _compiled(
 
     def matrix(name: str) -> Tensor:
         stored = weights.stored(name)
-        return stored.rows(0, stored.shape[0], torch.float32)
+        wide = stored.rows(0, stored.shape[0], torch.float32)
+        weights.rounded("int8", cpu.rounding(wide[:MEASURED_ROWS]))
+        return wide
 
     def layers() -> Iterator[cpu.Layer]:
         factor = torch.ones(heads + 2 * shape.kv_heads * shape.head_size)
