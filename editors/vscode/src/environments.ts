@@ -6,7 +6,7 @@
 
 import { randomUUID } from 'node:crypto';
 import { existsSync, readFileSync } from 'node:fs';
-import { link, mkdir, readdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { link, mkdir, readdir, readFile, rename, rm, stat, utimes, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 
@@ -16,7 +16,8 @@ import { isProgram } from './program';
 export type Kind = 'server' | 'engine';
 
 const marker = 'infill.json';
-const pollMs = 200;
+/** How often a lock is looked at, how often its owner touches it, and after how long without that it counts as left. */
+const [pollMs, beatMs, patienceMs] = [200, 2_000, 15_000];
 
 export class Environment {
   constructor(
@@ -115,23 +116,29 @@ export class Environments {
   }
 }
 
-/** Waits for a file that only one process may have, and returns what gives it back. */
+/** Waits for a file that only one process may have, and returns what gives it back.
+ *
+ * Its owner touches it again and again: another process may have the number of one that is gone. */
 async function lock(path: string, signal: AbortSignal | undefined): Promise<() => Promise<void>> {
+  const name = `${process.pid} ${randomUUID()}`;
   const mine = `${path}.${randomUUID()}`;
-  await writeFile(mine, String(process.pid));
+  await writeFile(mine, name);
+  let [seen, unchanged] = ['', 0];
   try {
     for (;;) {
-      try {
-        await link(mine, path); // At once with its owner's name in it.
-        return () => rm(path, { force: true });
-      } catch (error) {
-        if ((error as NodeJS.ErrnoException).code !== 'EEXIST') {
-          throw error;
-        }
+      if (await claims(() => link(mine, path))) {
+        const beat = setInterval(() => void utimes(path, new Date(), new Date()).catch(() => undefined), beatMs);
+        return async () => {
+          clearInterval(beat);
+          await rm(path, { force: true });
+        };
       }
-      const owner = Number(await readFile(path, 'utf8').catch(() => ''));
-      if (owner > 0 && !isRunning(owner)) {
-        await rm(path, { force: true });
+      const owner = await readFile(path, 'utf8').catch(() => '');
+      const touched = `${owner} ${(await stat(path).catch(() => undefined))?.mtimeMs}`;
+      [seen, unchanged] = [touched, touched === seen ? unchanged + 1 : 0];
+      // Counted in looks and not in time: a computer that sleeps lets nobody touch it, nor look.
+      if (owner !== '' && (!isRunning(Number.parseInt(owner, 10)) || unchanged * pollMs > patienceMs)) {
+        await takeAway(path, owner);
       } else {
         await sleep(pollMs, undefined, { signal });
       }
@@ -139,6 +146,29 @@ async function lock(path: string, signal: AbortSignal | undefined): Promise<() =
   } finally {
     await rm(mine, { force: true });
   }
+}
+
+/** Whether it could be claimed: the file was not there yet. */
+async function claims(take: () => Promise<void>): Promise<boolean> {
+  try {
+    await take(); // At once with its owner's name in it.
+    return true;
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code !== 'EEXIST') {
+      throw error;
+    }
+    return false;
+  }
+}
+
+/** Removes the lock of an owner that is gone, and no other's: somebody else may have been faster, and taken it. */
+async function takeAway(path: string, owner: string): Promise<void> {
+  const aside = `${path}.${randomUUID()}`;
+  await rename(path, aside).catch(() => undefined);
+  if ((await readFile(aside, 'utf8').catch(() => owner)) !== owner) {
+    await claims(() => link(aside, path));
+  }
+  await rm(aside, { force: true });
 }
 
 function isRunning(pid: number): boolean {

@@ -72,8 +72,11 @@ export class Fill implements vscode.Disposable {
     if (editor === undefined) {
       return;
     }
-    const edits = await this.ask(editor.document, [...editor.selections], 'selection');
-    const isWritten = await editor.edit((builder) => {
+    const { document, selections } = editor;
+    const edits = await this.ask(document, [...selections], 'selection');
+    // Another tab may have been chosen meanwhile: only an editor that is seen can be edited.
+    const seen = vscode.window.visibleTextEditors.find((one) => one === editor) ?? (edits.length > 0 ? await shown(document) : undefined);
+    const isWritten = await seen?.edit((builder) => {
       for (const { range, newText } of edits) {
         if (range.isEmpty) {
           builder.insert(range.start, newText);
@@ -82,7 +85,7 @@ export class Fill implements vscode.Disposable {
         }
       }
     });
-    if (!isWritten && edits.length > 0) {
+    if (isWritten !== true && edits.length > 0) {
       sayThatItChanged();
     }
   }
@@ -105,7 +108,10 @@ export class Fill implements vscode.Disposable {
     if (isAsItWas) {
       const all = new vscode.WorkspaceEdit();
       all.set(document.uri, [edit]);
-      await vscode.workspace.applyEdit(all);
+      if (!(await vscode.workspace.applyEdit(all))) {
+        void vscode.window.showWarningMessage('Infill: the editor could not write it. The comparison stays open.');
+        return;
+      }
     } else {
       sayThatItChanged();
     }
@@ -200,6 +206,15 @@ export class Fill implements vscode.Disposable {
       const name = document.uri.path.split('/').pop() ?? '';
       await this.previews.compare(document.uri, right, `${name}: what Infill would write`);
     }
+  }
+}
+
+/** Its editor; undefined where it can be shown no more. */
+async function shown(document: vscode.TextDocument): Promise<vscode.TextEditor | undefined> {
+  try {
+    return await vscode.window.showTextDocument(document);
+  } catch {
+    return undefined;
   }
 }
 

@@ -2,7 +2,7 @@
 
 import * as vscode from 'vscode';
 
-import { isLanguageOff, type Switches } from './switches';
+import { isLanguageOff, set, type Switches } from './switches';
 
 type Entry = vscode.QuickPickItem & { command?: string; arguments?: unknown[] };
 
@@ -77,12 +77,12 @@ function icon(isOff: boolean): string {
 }
 
 export async function chooseAggressiveness(): Promise<void> {
-  const configuration = vscode.workspace.getConfiguration('infill');
+  const configuration = vscode.workspace.getConfiguration('infill', vscode.window.activeTextEditor?.document);
   const says = { quiet: 'fewer suggestions, surer ones', balanced: 'the default', eager: 'more suggestions' };
   const now = configuration.get('aggressiveness');
   const entries = levels.map((label) => ({ label, description: says[label], detail: label === now ? 'chosen now' : '' }));
   const chosen = await vscode.window.showQuickPick(entries, { title: 'How sure a suggestion must be' });
   if (chosen !== undefined) {
-    await configuration.update('aggressiveness', chosen.label, vscode.ConfigurationTarget.Global);
+    await set('aggressiveness', () => chosen.label);
   }
 }

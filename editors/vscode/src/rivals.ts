@@ -2,6 +2,8 @@
 
 import * as vscode from 'vscode';
 
+import { switchEverywhere } from './switches';
+
 const others = [
   'github.copilot',
   'github.copilot-chat',
@@ -74,6 +76,6 @@ async function sayThatThereIsAnother(other: vscode.Extension<unknown>): Promise<
   if (chosen === look) {
     await vscode.commands.executeCommand('workbench.extensions.search', `@id:${other.id}`);
   } else if (chosen === off) {
-    await vscode.commands.executeCommand('infill.toggle');
+    await switchEverywhere(false);
   }
 }

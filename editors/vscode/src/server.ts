@@ -55,10 +55,19 @@ const beyond: StaticFeature = {
   clear: () => undefined,
 };
 
+/** A client that only logs what goes wrong: it would show one fault in several messages, in its own words. */
+class QuietClient extends LanguageClient {
+  override error(message: string, data?: unknown): void {
+    super.error(message, data, false);
+  }
+}
+
 export class Server {
   private current: LanguageClient | undefined;
   private readonly restarts = new Restarts();
   private isWatching = false;
+  /** Whether the current client's server has ever come up. */
+  private hasRun = false;
 
   constructor(
     private readonly log: vscode.LogOutputChannel,
@@ -76,6 +85,7 @@ export class Server {
     this.restarts.forget();
     const client = this.make(program);
     this.current = client;
+    this.hasRun = false;
     client.onNotification(ShowMessageNotification.type, (message) => this.say(message));
     client.onNotification('infill/status', (status: ServerStatus) => this.listener.status(status));
     client.onNotification('infill/canvas', (frame: Frame) => this.listener.canvas(frame));
@@ -86,8 +96,11 @@ export class Server {
       }
       if (newState === State.Starting) {
         this.listener.status({ state: 'starting' });
-      } else if (newState === State.Running && this.isWatching) {
-        void this.watch(true); // A server that was started anew does not know of it.
+      } else if (newState === State.Running) {
+        this.hasRun = true;
+        if (this.isWatching) {
+          void this.watch(true); // A server that was started anew does not know of it.
+        }
       }
     });
     try {
@@ -150,7 +163,7 @@ export class Server {
   }
 
   private make(program: string): LanguageClient {
-    const client: LanguageClient = new LanguageClient(
+    const client: LanguageClient = new QuietClient(
       'infill',
       'Infill',
       { command: program },
@@ -161,6 +174,7 @@ export class Server {
           error: () => ({ action: ErrorAction.Continue, handled: true }),
           closed: () => this.closed(client),
         },
+        initializationFailedHandler: () => false,
         middleware: {
           ...this.middleware,
           workspace: {
@@ -182,10 +196,10 @@ export class Server {
   }
 
   private async closed(client: LanguageClient): Promise<{ action: CloseAction; handled: boolean }> {
-    const delay = this.restarts.next(Date.now());
-    if (this.current !== client) {
-      return { action: CloseAction.DoNotRestart, handled: true };
+    if (this.current !== client || !this.hasRun) {
+      return { action: CloseAction.DoNotRestart, handled: true }; // Of one that never ran `start` tells.
     }
+    const delay = this.restarts.next(Date.now());
     if (delay === undefined) {
       this.failed('The server has ended five times in three minutes, and is not started again.');
       return { action: CloseAction.DoNotRestart, handled: true };
@@ -193,7 +207,8 @@ export class Server {
     this.log.warn(`the server has ended; it is started again in ${delay} ms`);
     this.listener.status({ state: 'starting' });
     await sleep(delay);
-    return { action: CloseAction.Restart, handled: true };
+    // A person may have started another one meanwhile.
+    return { action: this.current === client ? CloseAction.Restart : CloseAction.DoNotRestart, handled: true };
   }
 
   private failed(problem: string): void {

@@ -38,8 +38,8 @@ export class Suggestions {
   /** What was answered last, the one first that is drawn first: a person may go on to another. */
   private shown: Shown[] = [];
   private last: Shown | undefined;
-  /** The last suggestion is to be the answer to the next question. */
-  private again: Shown | undefined;
+  /** What is to be the answer where it is asked for next, if that is here. */
+  private again: { last: Shown; cursor: vscode.Position } | undefined;
   /** The next question comes from a refresh, and not by hand. */
   private refreshing = false;
 
@@ -56,8 +56,10 @@ export class Suggestions {
     token: vscode.CancellationToken,
     next: Next,
   ): Promise<Answer> {
-    if (this.again !== undefined) {
-      return this.repeat(document, position);
+    const again = this.again;
+    this.again = undefined;
+    if (again?.cursor.isEqual(position) && document.uri.toString() === again.last.uri.toString()) {
+      return this.repeat(again.last, position);
     }
     const editor = vscode.window.activeTextEditor;
     if (this.switches.off(editor?.document === document ? editor : undefined) !== undefined) {
@@ -132,7 +134,11 @@ export class Suggestions {
       void vscode.window.showInformationMessage('Infill: nothing has been suggested yet.');
       return;
     }
-    const document = await vscode.workspace.openTextDocument(last.uri);
+    const document = await openedOrUndefined(last.uri);
+    if (document === undefined) {
+      void vscode.window.showInformationMessage('Infill: the file of the last suggestion is gone.');
+      return;
+    }
     const { line: row, character } = last.cursor;
     const line = findAnchor(anchorAt(linesOf(last.document), row, character), linesOf(document.getText()));
     if (line === undefined) {
@@ -148,16 +154,11 @@ export class Suggestions {
     const cursor = new vscode.Position(line, character);
     editor.selection = new vscode.Selection(cursor, cursor);
     editor.revealRange(editor.selection, vscode.TextEditorRevealType.InCenterIfOutsideViewport);
-    this.again = last;
+    this.again = { last, cursor };
     await vscode.commands.executeCommand('editor.action.inlineSuggest.trigger');
   }
 
-  private repeat(document: vscode.TextDocument, position: vscode.Position): vscode.InlineCompletionItem[] {
-    const last = this.again;
-    this.again = undefined;
-    if (last === undefined || document.uri.toString() !== last.uri.toString()) {
-      return [];
-    }
+  private repeat(last: Shown, position: vscode.Position): vscode.InlineCompletionItem[] {
     const start = position.translate(0, last.start.character - last.cursor.character);
     const range = new vscode.Range(start, start.translate(0, last.replaced.length));
     const accepted = { title: 'accepted', command: 'infill.server.accepted', arguments: [last.id] };
@@ -203,6 +204,14 @@ function putBehind(editor: vscode.TextEditor, start: vscode.Position, text: stri
   const [end, { active, isEmpty }] = [new vscode.Position(line, character), editor.selection];
   if (/[\u{10000}-\u{10ffff}]/u.test(text) && isEmpty && active.line === line && active.isBefore(end)) {
     editor.selection = new vscode.Selection(end, end);
+  }
+}
+
+async function openedOrUndefined(uri: vscode.Uri): Promise<vscode.TextDocument | undefined> {
+  try {
+    return await vscode.workspace.openTextDocument(uri);
+  } catch {
+    return undefined;
   }
 }
 

@@ -65,22 +65,34 @@ export class Switches implements vscode.Disposable {
   }
 }
 
-/** Globally: as a setting of the person. */
+/** Sets it where it is set already, as narrowly as that is, since nothing wider would count; else for the person. */
+export async function set(setting: string, change: (value: unknown) => unknown): Promise<void> {
+  const configuration = vscode.workspace.getConfiguration('infill', vscode.window.activeTextEditor?.document);
+  const found = configuration.inspect(setting);
+  const { Global, Workspace, WorkspaceFolder } = vscode.ConfigurationTarget;
+  const places = [[found?.workspaceFolderValue, WorkspaceFolder] as const, [found?.workspaceValue, Workspace] as const];
+  const [value, target] = places.find(([one]) => one !== undefined) ?? [found?.globalValue ?? found?.defaultValue, Global];
+  await configuration.update(setting, change(value), target);
+}
+
+/** Whether it is on, where nothing else says otherwise. */
+export async function switchEverywhere(isOn: boolean): Promise<void> {
+  await set('enabled', () => isOn);
+}
+
 export async function toggleEverywhere(): Promise<void> {
-  const configuration = vscode.workspace.getConfiguration('infill');
-  await configuration.update('enabled', !configuration.get('enabled'), vscode.ConfigurationTarget.Global);
+  await set('enabled', (isOn) => isOn === false);
 }
 
 export function isLanguageOff(language: string): boolean {
-  const languages = vscode.workspace.getConfiguration('infill').get<Record<string, boolean>>('languages', {});
+  const configuration = vscode.workspace.getConfiguration('infill', vscode.window.activeTextEditor?.document);
+  const languages = configuration.get<Record<string, boolean>>('languages', {});
   return !(languages[language] ?? languages['*'] ?? true);
 }
 
 export async function toggleLanguage(language: string): Promise<void> {
-  const configuration = vscode.workspace.getConfiguration('infill');
-  const languages = configuration.inspect<Record<string, boolean>>('languages')?.globalValue ?? {};
-  const on = isLanguageOff(language);
-  await configuration.update('languages', { ...languages, [language]: on }, vscode.ConfigurationTarget.Global);
+  const isOn = isLanguageOff(language);
+  await set('languages', (languages) => ({ ...(languages as Record<string, boolean>), [language]: isOn }));
 }
 
 /** Why an editor is not one to write in. */
