@@ -16,8 +16,8 @@ import { isProgram } from './program';
 export type Kind = 'server' | 'engine';
 
 const marker = 'infill.json';
-/** How often a lock is looked at, how often its owner touches it, and after how long without that it counts as left. */
-const [pollMs, beatMs, patienceMs] = [200, 2_000, 15_000];
+/** How often a lock is looked at, and how often its owner touches it. */
+const [pollMs, beatMs] = [200, 2_000];
 
 export class Environment {
   constructor(
@@ -118,8 +118,9 @@ export class Environments {
 
 /** Waits for a file that only one process may have, and returns what gives it back.
  *
- * Its owner touches it again and again: another process may have the number of one that is gone. */
-async function lock(path: string, signal: AbortSignal | undefined): Promise<() => Promise<void>> {
+ * Its owner touches it again and again: another process may have the number of one that is gone. patienceMs: after how
+ * long without that it counts as left. */
+export async function lock(path: string, signal: AbortSignal | undefined, patienceMs = 15_000): Promise<() => Promise<void>> {
   const name = `${process.pid} ${randomUUID()}`;
   const mine = `${path}.${randomUUID()}`;
   await writeFile(mine, name);

@@ -1,11 +1,12 @@
 import assert from 'node:assert/strict';
 import { existsSync } from 'node:fs';
-import { chmod, mkdir, mkdtemp, rm, symlink, writeFile } from 'node:fs/promises';
+import { chmod, mkdir, mkdtemp, readdir, readFile, rm, symlink, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { test, type TestContext } from 'node:test';
+import { setTimeout as sleep } from 'node:timers/promises';
 
-import { Environments, type Environment } from '../src/environments';
+import { Environments, lock, type Environment } from '../src/environments';
 import { Failed, run } from '../src/processes';
 import { allData, bytesOf, cacheFolder, inWords, offer } from '../src/sizes';
 
@@ -59,6 +60,32 @@ test('who waits for another window can stop, and a window that crashed holds up 
   await writeFile(`${server.folder}.lock`, '4194305'); // More than Linux gives out.
   await server.make(() => python(server));
   assert.ok(server.isReady);
+});
+
+test('a lock that nobody touches is taken, though a process has the number of its owner', async (context) => {
+  const path = join(await folder(context), 'lock');
+  await writeFile(path, `${process.pid} somebody who is gone`);
+  const release = await lock(path, AbortSignal.timeout(10_000), 300);
+  assert.match(await readFile(path, 'utf8'), new RegExp(`^${process.pid} `));
+  await release();
+  assert.ok(!existsSync(path));
+});
+
+test('of many who find the lock of one that is gone, one has it at a time', async (context) => {
+  const path = join(await folder(context), 'lock');
+  await writeFile(path, '4194305 gone'); // More than Linux gives out.
+  let [holders, most] = [0, 0];
+  await Promise.all(
+    Array.from({ length: 12 }, async () => {
+      const release = await lock(path, AbortSignal.timeout(30_000));
+      most = Math.max(most, ++holders);
+      await sleep(20);
+      holders--;
+      await release();
+    }),
+  );
+  assert.equal(most, 1);
+  assert.deepEqual(await readdir(join(path, '..')), []);
 });
 
 test('an upgrade finds what other versions made, and what was agreed to then', async (context) => {
