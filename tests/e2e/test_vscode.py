@@ -143,6 +143,18 @@ def test_off_for_a_language_for_a_file_and_for_a_while(
     window.save()
     assert file.read_bytes() == b"x = 1\ntotal = price * count"
 
+    # A switch is turned where it stands: one of the person would not count beside the folder's.
+    settings = file.parent / ".vscode" / "settings.json"
+    settings.parent.mkdir()
+    settings.write_text(json.dumps({"infill.enabled": False}))
+    window.wait_for_status("off")
+    window.command("Infill: Switch on or off")
+    window.wait_for_status("ready")
+    assert json.loads(settings.read_text()) == {"infill.enabled": True}
+    window.command("Infill: Switch on or off")
+    window.wait_for_status("off")
+    assert json.loads(settings.read_text()) == {"infill.enabled": False}
+
 
 def test_a_secret_file_stays_silent(open_window: Open, project: Path) -> None:
     window = open_window(b"A=1\n", {"TOTAL=": "12"}, name=".env", status="off here")

@@ -16,6 +16,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -215,6 +216,31 @@ def test_a_server_that_keeps_ending_is_started_four_times_more_and_then_by_hand(
     window.shoot("vscode-crashed.png")
     assert len(pids.read_text().split()) == 5
     window.answer("Start again")
+    window.wait_for_status("ready")
+    window.click(".editor-instance .view-lines")
+    window.type("total = ")
+    window.wait_for_ghost("price * count")
+    window.press("Tab")
+    window.wait_for_cursor("Ln 1, Col 22")
+    window.save()
+    assert file.read_bytes() == b"total = price * count"
+
+
+def test_a_server_that_does_not_start_is_told_of_once_and_can_be_started_again(
+    open_window: Open, server: Path, tmp_path: Path, file: Path
+) -> None:
+    starts = tmp_path / "starts"
+    command = program(tmp_path / "server", f"echo >> {starts}; exit 1")
+    machine = {"infill.server.path": str(command)}
+    window = open_window(b"", {"total = ": "price * count"}, machine=machine, status="does not start")
+    window.click(BELL)
+    wait_for(lambda: window.texts(NOTICES), "notice")
+    time.sleep(3)  # For what else would be said, and for starts that nobody asked for.
+    assert len(window.texts(NOTICES)) == 1, window.texts(NOTICES)
+    assert f"{command} does not start" in window.texts(NOTICES)[0]
+    assert starts.read_text() == "\n"
+    program(tmp_path / "server", f'exec {server} "$@"')
+    window.click(".notifications-center .monaco-button", "Start again")
     window.wait_for_status("ready")
     window.click(".editor-instance .view-lines")
     window.type("total = ")
