@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pynvim
 import pytest
-from journeys import REPOSITORY, Engine, wait_for
+from journeys import REPOSITORY, Engine, program, wait_for
 from nvim import PLUGIN, Frames, Neovim, drawn_by_core, launcher, on_the_runtimepath
+
+from infill_lsp import statistics
 
 pytestmark = pytest.mark.e2e
 
@@ -172,6 +174,7 @@ def test_escape_dismisses(open_file: OpenFile) -> None:
     neovim.wait_for_ghost("price * count")
     neovim.keys("<Esc>")
     neovim.wait_for_ghost("")
+    assert neovim.cursor == (0, len("total =")), "as after every way into Normal mode"
     assert neovim.save() == b"total = \n"
 
 
@@ -187,6 +190,7 @@ def test_a_crlf_file_with_tabs_keeps_both(open_file: OpenFile) -> None:
     assert neovim.save() == b"def f(a):\r\n\tif a:\r\n\t\ta = -a\r\n\t\tprint(a)\r\nf(1)\r\n"
 
 
+@both_versions
 def test_emoji_before_the_cursor(open_file: OpenFile) -> None:
     neovim = open_file("mood = '👩‍🚀🙂'; \n".encode(), {"print(": "mood, '🙂 ok')"})
     neovim.keys("Aprint(")
@@ -197,6 +201,7 @@ def test_emoji_before_the_cursor(open_file: OpenFile) -> None:
     assert neovim.save().decode() == "mood = '👩‍🚀🙂'; print(mood, '🙂 ok')\n"
 
 
+@both_versions
 def test_a_killed_engine_costs_no_key_stroke(open_file: OpenFile, engines: Engines) -> None:
     answers = {"total = ": "price * count", "mean = ": "total / n"}
     neovim = open_file(b"", answers)
@@ -220,6 +225,7 @@ def test_a_killed_engine_costs_no_key_stroke(open_file: OpenFile, engines: Engin
     wait_for(completed, "completion by a new engine")
     neovim.keys("<Tab>")
     wait_for(lambda: neovim.lines[-1] == "mean = total / n", "accepted text")
+    assert neovim.cursor == (1, len("mean = total / n"))
     assert "Traceback" not in neovim.messages
     assert "Error" not in neovim.messages
     assert neovim.save() == b"total = price * count\nmean = total / n\n"
@@ -396,13 +402,14 @@ def test_ghost_text_stays_while_it_is_typed(open_file: OpenFile) -> None:
     neovim.keys("itotal = ")
     neovim.wait_for_ghost(text)
     frames = Frames(neovim)
-    for typed in range(1, 31):
-        neovim.keys(text[typed - 1])
+    for typed, character in enumerate(text, start=1):
+        neovim.keys(character)
         wait_for(lambda n=typed: neovim.cursor[1] == len("total = ") + n, "typed character")
         assert neovim.ghost == text[typed:]
     rows = frames.until_now()
-    assert len(rows) >= 30, "each key is a frame of its own"
+    assert len(rows) >= len(text), "each key is a frame of its own"
     assert set(rows) == {"total = " + text}
+    assert neovim.save() == f"total = {text}\n".encode()
 
 
 @both_versions
@@ -420,6 +427,10 @@ def test_accepting_is_one_change_that_undo_takes_back_and_dot_repeats(open_file:
     wait_for(lambda: neovim.lines[1] == "b", "undone repetition", seen=lambda: neovim.lines)
     neovim.keys("u")
     wait_for(lambda: neovim.lines[0] == "a; total = ", "undone acceptance", seen=lambda: neovim.lines)
+    assert neovim.save() == b"a; total = \nb\n"
+    neovim.keys("2<C-r>")
+    wait_for(lambda: neovim.lines[1] != "b", "both once more", seen=lambda: neovim.lines)
+    assert neovim.save() == b"a; total = price * count\nb; total = price * count\n"
 
 
 def test_an_open_menu_goes_when_ghost_text_is_accepted(open_file: OpenFile) -> None:
@@ -545,6 +556,7 @@ def test_ghost_text_looks_as_it_will_when_it_is_accepted(open_file: OpenFile) ->
     assert "Error" not in neovim.messages
 
 
+@both_versions
 def test_cycling_and_dismissing(open_file: OpenFile) -> None:
     neovim = open_file(b"", {"total = ": "price * count", "= ": "sum(prices)"})
     neovim.nvim.command("imap <C-n> <Plug>(infill-next)")
@@ -685,6 +697,10 @@ def test_core_draws_nothing_beside_the_plugin(open_file: OpenFile) -> None:
     neovim.wait_for_ghost("price * count")
     neovim.lua("vim.wait(600) return true")  # Core waits 200 ms before it asks.
     assert neovim.ghost == "price * count"
+    neovim.keys("<Tab>")
+    wait_for(lambda: neovim.lines == ["total = price * count"], "accepted text", seen=lambda: neovim.lines)
+    assert neovim.cursor == (0, len("total = price * count"))
+    assert neovim.save() == b"total = price * count\n"
 
 
 def test_snoozed_or_off_it_is_silent_and_says_so(open_file: OpenFile) -> None:
@@ -709,6 +725,120 @@ def test_snoozed_or_off_it_is_silent_and_says_so(open_file: OpenFile) -> None:
     assert neovim.nvim.funcs.getcompletion("Infill s", "cmdline") == ["snooze", "stats", "status"]
     assert neovim.nvim.funcs.getcompletion("Inf snooze ", "cmdline") == ["5", "15", "60"]
     assert "Error" not in neovim.messages
+    assert neovim.cursor == (0, len("total = "))
+    assert neovim.save() == b"total = \n"
+
+
+def test_after_a_snooze_it_is_on_again(open_file: OpenFile) -> None:
+    neovim = open_file(b"", {"total = ": "price * count"})
+    minutes = 0.02
+    neovim.nvim.command(f"Infill snooze {minutes}")
+    assert neovim.lua("return require('infill').statusline()") == "infill snoozed"
+    neovim.keys("itotal = ")
+    neovim.lua("vim.wait(300) return true")
+    assert neovim.ghost == ""
+    wait_for(lambda: neovim.lua("return require('infill').statusline()") == "infill ready", "end of the snooze")
+    neovim.keys("<BS> ")
+    neovim.wait_for_ghost("price * count")
+    neovim.nvim.command("Infill snooze")
+    assert neovim.ghost == ""
+    neovim.nvim.command("Infill snooze 0")
+    neovim.keys("<BS> ")
+    neovim.wait_for_ghost("price * count")
+    neovim.keys("<Tab>")
+    wait_for(lambda: neovim.lines == ["total = price * count"], "accepted text", seen=lambda: neovim.lines)
+    assert neovim.cursor == (0, len("total = price * count"))
+    assert neovim.save() == b"total = price * count\n"
+
+
+@both_versions
+def test_the_log_is_opened_in_a_tab_of_its_own(open_file: OpenFile, tmp_path: Path) -> None:
+    neovim = open_file(b"total = \n", {})
+    neovim.nvim.command("Infill log")
+    assert len(neovim.nvim.tabpages) == 2
+    assert Path(neovim.nvim.current.buffer.name) == tmp_path / "state" / "nvim" / "lsp.log"
+    assert "[START]" in neovim.lines[0]
+    neovim.nvim.command("tabclose")
+    assert neovim.lines == ["total = "]
+
+
+@both_versions
+def test_a_restart_puts_another_engine_in_place(open_file: OpenFile, engines: Engines) -> None:
+    answers = {"total = ": "price * count"}
+    neovim = open_file(b"", answers)
+    neovim.keys("itotal = ")
+    neovim.wait_for_ghost("price * count")
+    engine, servers = engines.that_answers(answers), neovim.servers
+    before = engine.wait_until_ready().pid
+    neovim.nvim.command("Infill restart")
+    wait_for(lambda: "infill: the engine starts anew" in neovim.messages, "word of it", seen=lambda: neovim.messages)
+    assert engine.wait_until_ready().pid != before
+    assert neovim.servers == servers, "the server stays"
+    neovim.keys("<Esc>ototal = ")
+    neovim.wait_for_ghost("price * count")
+    neovim.keys("<Tab>")
+    wait_for(lambda: neovim.lines[1] == "total = price * count", "accepted text", seen=lambda: neovim.lines)
+    assert neovim.cursor == (1, len("total = price * count"))
+    assert neovim.save() == b"total = \ntotal = price * count\n"
+
+
+def test_what_is_drawn_and_taken_is_counted_by_the_server(
+    open_file: OpenFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFILL_CACHE_DIR", str(tmp_path / "counted"))
+    neovim = open_file(b"", {"total = ": "price * count", "mean = ": "total / n", "l = ": "sum(prices)"})
+    for key, action in (("<C-w>", "accept-word"), ("<C-n>", "next"), ("<C-e>", "dismiss")):
+        neovim.nvim.command(f"imap {key} <Plug>(infill-{action})")
+
+    def counted() -> dict[str, int]:
+        neovim.nvim.command("messages clear | Infill stats")
+        wait_for(lambda: "counted on this machine alone" in neovim.messages, "table", seen=lambda: neovim.messages)
+        assert re.search("shown +taken +in part", neovim.messages)
+        (counts,) = statistics.read(statistics.database()).values()
+        return {name: counts[name] for name in ("offered", "partly", "accepted", "characters")}
+
+    neovim.keys("itotal = ")
+    neovim.wait_for_ghost("price * count")
+    assert counted() == {"offered": 1, "partly": 0, "accepted": 0, "characters": 0}
+    neovim.keys("<C-n>")
+    neovim.wait_for_ghost("sum(prices)  (2/2)")
+    assert counted() == {"offered": 2, "partly": 0, "accepted": 0, "characters": 0}
+    neovim.keys("<C-e><CR>mean = ")
+    neovim.wait_for_ghost("total / n")
+    neovim.keys("<C-w>")
+    neovim.wait_for_ghost(" / n")
+    assert counted() == {"offered": 3, "partly": 1, "accepted": 0, "characters": len("total")}
+    neovim.keys("<Tab>")
+    wait_for(lambda: neovim.lines[-1] == "mean = total / n", "accepted text", seen=lambda: neovim.lines)
+    assert counted() == {"offered": 3, "partly": 1, "accepted": 1, "characters": len("total / n")}
+    assert neovim.cursor == (1, len("mean = total / n"))
+    assert neovim.save() == b"total = \nmean = total / n\n"
+
+
+@both_versions
+def test_what_is_dismissed_as_it_is_about_to_be_asked_for_is_not_asked_for(open_file: OpenFile) -> None:
+    neovim = open_file(b"", {"total = ": "price * count"})
+    neovim.lua(
+        "asked, due, defer = 0, {}, vim.defer_fn"
+        " vim.defer_fn = function(act) table.insert(due, act) return vim.uv.new_timer() end"
+        " vim.api.nvim_create_autocmd('LspRequest', { callback = function(event)"
+        " local request = event.data.request"
+        " if request.type == 'pending' and request.method == 'textDocument/inlineCompletion' then asked = asked + 1 end"
+        " end })"
+    )
+    neovim.keys("itotal = ")
+    wait_for(lambda: neovim.lines == ["total = "], "typed text")
+    wait_for(lambda: neovim.lua("return #due"), "a timer")
+    neovim.lua("require('infill').dismiss() for _, act in ipairs(due) do act() end return true")
+    assert neovim.lua("return asked") == 0
+    count = neovim.lua("return #due")
+    neovim.keys("<BS> ")
+    wait_for(lambda: neovim.lua("return #due") > count and neovim.lines == ["total = "], "a newer timer")
+    neovim.lua("for _, act in ipairs(due) do act() end vim.defer_fn = defer")
+    assert neovim.lua("return asked") == 1, "only the newest asks"
+    neovim.wait_for_ghost("price * count")
+    assert neovim.cursor == (0, len("total = "))
+    assert neovim.save() == b"total = \n"
 
 
 def test_the_help_names_every_setting_with_its_default(bare: pynvim.Nvim) -> None:
@@ -760,6 +890,8 @@ def test_core_draws_where_the_server_is_enabled_without_setup(
     neovim.wait_for_ghost("price * count")
     neovim.keys("<Tab>")
     wait_for(lambda: neovim.lines == ["total = price * count"], "accepted text", seen=lambda: neovim.lines)
+    assert neovim.cursor == (0, len("total = price * count"))
+    assert neovim.save() == b"total = price * count\n"
     neovim.close()
 
 
@@ -806,6 +938,7 @@ def test_three_holes_are_filled_and_undone_as_one_change(open_file: OpenFile) ->
     assert neovim.save().decode() == before
 
 
+@both_versions
 @pytest.mark.parametrize(("key", "after"), [("a", b"total = price * count\n"), ("q", b"total = nothing\n")])
 def test_a_fill_is_previewed_as_a_diff(open_file: OpenFile, key: str, after: bytes) -> None:
     neovim = open_file(b"total = nothing\n", {"total = ": "price * count"}, preview="diff")
@@ -858,8 +991,11 @@ def test_off_in_a_buffer_is_that_buffer_alone(open_file: OpenFile) -> None:
     neovim.nvim.command("Infill toggle buffer")
     neovim.keys("A")
     neovim.wait_for_ghost("price * count")
+    assert neovim.cursor == (0, len("total = "))
+    assert neovim.save() == b"total = \n"
 
 
+@both_versions
 def test_two_folders_each_by_their_own_rules(open_file: OpenFile) -> None:
     neovim = open_file(b"total = \n", {"total = ": "price * count"})
     other = neovim.file.parent.with_name("other")
@@ -907,7 +1043,70 @@ def test_a_server_that_crashes_is_started_again(open_file: OpenFile) -> None:
     neovim.wait_for_ghost("price * count")
     neovim.keys("<Tab>")
     wait_for(lambda: "count" in neovim.lines[0], "accepted text")
+    assert neovim.cursor == (0, len("total = price * count"))
     assert neovim.save() == b"total = price * count\n"
+
+
+@both_versions
+def test_a_restart_starts_the_server_of_this_buffer_where_it_is_gone(open_file: OpenFile) -> None:
+    neovim = open_file(b"", {"total = ": "price * count"})
+    (mine,) = neovim.servers
+    other = neovim.file.parent.with_name("other")
+    (other / ".git").mkdir(parents=True)
+    neovim.nvim.command(f"edit {other / 'shapes.py'}")
+    wait_for(lambda: len(neovim.servers) == 2 and neovim.lua(ATTACHED), "server of the other project")
+    neovim.nvim.command("buffer project/shapes.py")
+    neovim.lua("local defer = vim.defer_fn vim.defer_fn = function() vim.defer_fn = defer end")  # Given up.
+    os.kill(mine, signal.SIGKILL)
+    wait_for(lambda: not neovim.lua("return #vim.lsp.get_clients({ bufnr = 0 })"), "end of the server")
+    neovim.nvim.command("Infill restart")
+    wait_for(lambda: neovim.lua(ATTACHED), "attached server", seen=lambda: neovim.messages)
+    assert len(neovim.servers) == 2
+    neovim.keys("itotal = ")
+    neovim.wait_for_ghost("price * count")
+    neovim.keys("<Tab>")
+    wait_for(lambda: "count" in neovim.lines[0], "accepted text")
+    assert neovim.cursor == (0, len("total = price * count"))
+    assert neovim.save() == b"total = price * count\n"
+
+
+@both_versions
+def test_a_fill_whose_server_ends_is_not_waited_for(open_file: OpenFile) -> None:
+    neovim = open_file(b"total = nothing\n", {"total = ": "price * count"})
+    (server,) = neovim.servers
+    os.kill(server, signal.SIGSTOP)
+    neovim.keys("wwve:Infill fill<CR>")
+    wait_for(lambda: "infill: filling" in neovim.messages, "word of the fill", seen=lambda: neovim.messages)
+    os.kill(server, signal.SIGKILL)
+    wait_for(lambda: "infill: the server ended" in neovim.messages, "word of its end", seen=lambda: neovim.messages)
+    assert neovim.cursor[0] == 0
+    assert neovim.lines == ["total = nothing"]
+    wait_for(lambda: neovim.servers not in ([], [server]) and neovim.lua(ATTACHED), "another server")
+    neovim.keys("0wwve:Infill fill<CR>")
+    wait_for(lambda: "accepts" in neovim.screen, "preview", seen=lambda: neovim.screen)
+    neovim.keys("a")
+    wait_for(lambda: neovim.lines == ["total = price * count"], "filled selection", seen=lambda: neovim.lines)
+    assert neovim.messages.count("the server ended") == 1
+    assert neovim.save() == b"total = price * count\n"
+
+
+@both_versions
+def test_crashes_count_for_each_project(bare: pynvim.Nvim, tmp_path: Path) -> None:
+    bare.exec_lua("said = '' vim.notify = function(text) said = said .. text .. '\\n' end")
+    bare.exec_lua("require('infill').setup({ cmd = { ... } })", str(program(tmp_path / "server", "exec /bin/sleep 99")))
+    servers = lambda: bare.exec_lua("return vim.api.nvim_get_proc_children(vim.fn.getpid())")
+    for count in range(1, 7):
+        project = tmp_path / str(count)
+        (project / ".git").mkdir(parents=True)
+        bare.command(f"edit {project / 'shapes.py'}")
+        wait_for(lambda n=count: len(servers()) == n, "server of the project")
+    killed = servers()
+    for server in killed:
+        os.kill(server, signal.SIGKILL)
+    wait_for(lambda: len(set(servers()) - set(killed)) == 6, "all of them anew", seen=servers)
+    said = bare.exec_lua("return said")
+    assert said.count("quit with exit code") == 6
+    assert "crashed" not in said
 
 
 def test_a_server_that_keeps_crashing_is_given_up_with_a_word(bare: pynvim.Nvim) -> None:
@@ -916,11 +1115,10 @@ def test_a_server_that_keeps_crashing_is_given_up_with_a_word(bare: pynvim.Nvim)
     bare.exec_lua("vim.lsp.is_enabled = function() return true end")
     bare.exec_lua("vim.defer_fn = function(act, wait) vim.g.wait = wait; act() end")
     for crash in range(4):
-        bare.exec_lua("require('infill.crashes').exited('infill_lsp', 0, 9)")
-        wait_for(lambda n=crash: bare.vars.get("starts", 0) == n + 1, "another start")
+        bare.exec_lua("require('infill.crashes').exited('infill_lsp', '/project', 0, 9)")
+        assert bare.vars["starts"] == crash + 1
         assert bare.vars["wait"] == 250 * 2**crash
-    bare.exec_lua("require('infill.crashes').exited('infill_lsp', 1, 0)")
-    wait_for(lambda: "said" in bare.vars, "a word of it")
+    bare.exec_lua("require('infill.crashes').exited('infill_lsp', '/project', 1, 0)")
     assert "crashed 5 times" in bare.vars["said"]
     assert ":Infill log" in bare.vars["said"]
     assert bare.vars["starts"] == 4
@@ -983,7 +1181,7 @@ def test_installed_by_vim_pack(open_file: OpenFile, branch: str, tmp_path: Path)
 def other_plugins() -> Path:
     """Checkouts of others' plugins, each in a folder of its name."""
     if not (folder := os.environ.get("INFILL_E2E_PLUGINS")):
-        pytest.skip("INFILL_E2E_PLUGINS names no folder with lazy.nvim, nvim-cmp and blink.cmp")
+        pytest.skip("set INFILL_E2E_PLUGINS to a folder that holds clones named lazy.nvim, nvim-cmp and blink.cmp")
     return Path(folder)
 
 
@@ -1044,6 +1242,7 @@ def test_a_fill_is_an_operator_that_dot_repeats(open_file: OpenFile) -> None:
     wait_for(lambda: neovim.lines[1] == "share = nothing", "undone fill", seen=lambda: neovim.lines)
 
 
+@both_versions
 def test_the_canvas_is_shown_while_it_is_denoised(open_file: OpenFile) -> None:
     neovim = open_file(b"", {"total = ": "price * count"})
     neovim.nvim.command("Infill canvas")

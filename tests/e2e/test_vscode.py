@@ -102,8 +102,10 @@ def test_off_for_a_language_for_a_file_and_for_a_while(
         """How often the server was told that settings changed."""
         return heard.read_bytes().count(b'"workspace/didChangeConfiguration"')
 
-    off = {"infill.languages": {"python": False}}
-    window = open_window(b"x = 1\n", {"total = ": "price * count"}, settings=off, machine=overheard, status="off here")
+    silent = {"infill.languages": {"python": False}}
+    window = open_window(
+        b"x = 1\n", {"total = ": "price * count"}, settings=silent, machine=overheard, status="off here"
+    )
     window.press("Control+End")
     window.type("total = ")
     before = changes()
@@ -147,13 +149,14 @@ def test_off_for_a_language_for_a_file_and_for_a_while(
     settings = file.parent / ".vscode" / "settings.json"
     settings.parent.mkdir()
     settings.write_text(json.dumps({"infill.enabled": False}))
-    window.wait_for_status("off")
-    window.command("Infill: Switch on or off")
-    window.wait_for_status("ready")
-    assert json.loads(settings.read_text()) == {"infill.enabled": True}
-    window.command("Infill: Switch on or off")
-    window.wait_for_status("off")
-    assert json.loads(settings.read_text()) == {"infill.enabled": False}
+    off = "off here: completions are switched off"
+    window.wait_for_status(off)
+    for turned, entry, status in (True, "Switch on", "ready"), (False, "the engine is let go", off):
+        window.click('.statusbar-item[id$="infill.status"]')
+        window.click(".quick-input-widget .monaco-list-row", entry)
+        window.wait_for_status(status)
+        written = {"infill.enabled": turned}
+        wait_for(lambda: json.loads(settings.read_text()) == written, f"{written}", seen=settings.read_text)  # noqa: B023
 
 
 def test_a_secret_file_stays_silent(open_window: Open, project: Path) -> None:
