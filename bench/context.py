@@ -14,6 +14,7 @@ import argparse
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -64,6 +65,8 @@ to 400,000 characters are indexed and remembered, the gap's own document as it i
 of these packages."""
 #: Tokens of a middle that are looked at.
 MIDDLE = 128
+#: Gaps of a language that has rows of its own.
+FEWEST = 20
 #: Gaps tried for each that is wanted, as those of other packages than the first are passed over.
 TRIES = 40
 
@@ -310,20 +313,21 @@ def page(results: Results) -> str:
         ]
         for (model, variant), seen in results.items()
     ]
-    languages = sorted({one.language for one in gaps})
+    counts = Counter(one.language for one in gaps)
+    groups = {language: {language} for language, count in counts.most_common() if count >= FEWEST}
+    groups["others"] = counts.keys() - groups.keys()
     by_language = [
         [
+            name,
+            str(len(those)),
             model,
-            language,
-            str(len(_of(results[model, "suffix"], language))),
-            *(
-                f"{of(_of(results[model, variant], language)).value:{form}}"
-                for of, form in ((loss, ".2f"), (exact, ".0%"))
-                for variant in ("suffix", "all")
-            ),
+            variant,
+            f"{loss(those).value:.2f}",
+            *(f"{of(those).value:.0%}" for of in (accuracy, exact, precision)),
         ]
-        for model in dict.fromkeys(model for model, _ in results)
-        for language in languages
+        for name, languages in groups.items()
+        for (model, variant), seen in results.items()
+        if (those := [one for one in seen if one.language in languages])
     ]
     both = [one for (_, variant), seen in results.items() for one in seen if variant == "all"]
     times = [
@@ -338,7 +342,8 @@ def page(results: Results) -> str:
                 rows,
             ),
             table(
-                ["model", "language", "gaps", "nats, suffix", "nats, all", "exact, suffix", "exact, all"], by_language
+                ["language", "gaps", "model", "context", "nats a token", "accuracy", "exact", "exact of what is shown"],
+                by_language,
             ),
             table(["", "median", "p95"], times),
         ]
@@ -347,10 +352,6 @@ def page(results: Results) -> str:
 
 def with_snippet(seen: Sequence[Seen]) -> float:
     return sum(one.snippets > 0 for one in seen) / len(seen)
-
-
-def _of(seen: Sequence[Seen], language: str) -> list[Seen]:
-    return [one for one in seen if one.language == language]
 
 
 def _both(times: Sequence[float]) -> tuple[str, str]:
