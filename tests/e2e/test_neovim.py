@@ -754,10 +754,11 @@ def test_after_a_snooze_it_is_on_again(open_file: OpenFile) -> None:
 @both_versions
 def test_the_log_is_opened_in_a_tab_of_its_own(open_file: OpenFile, tmp_path: Path) -> None:
     neovim = open_file(b"total = \n", {})
+    neovim.lua("vim.lsp.log.error('why it crashed')")
     neovim.nvim.command("Infill log")
     assert len(neovim.nvim.tabpages) == 2
     assert Path(neovim.nvim.current.buffer.name) == tmp_path / "state" / "nvim" / "lsp.log"
-    assert "[START]" in neovim.lines[0]
+    assert "why it crashed" in "\n".join(neovim.lines)
     neovim.nvim.command("tabclose")
     assert neovim.lines == ["total = "]
 
@@ -1095,17 +1096,17 @@ def test_crashes_count_for_each_project(bare: pynvim.Nvim, tmp_path: Path) -> No
     bare.exec_lua("said = '' vim.notify = function(text) said = said .. text .. '\\n' end")
     bare.exec_lua("require('infill').setup({ cmd = { ... } })", str(program(tmp_path / "server", "exec /bin/sleep 99")))
     servers = lambda: bare.exec_lua("return vim.api.nvim_get_proc_children(vim.fn.getpid())")
-    for count in range(1, 7):
-        project = tmp_path / str(count)
-        (project / ".git").mkdir(parents=True)
-        bare.command(f"edit {project / 'shapes.py'}")
-        wait_for(lambda n=count: len(servers()) == n, "server of the project")
+    for name in "abcdef":
+        (tmp_path / name / ".git").mkdir(parents=True)
+        count = len(servers())
+        bare.command(f"edit {tmp_path / name / 'shapes.py'}")
+        wait_for(lambda n=count: len(servers()) > n, "server of the project")
     killed = servers()
     for server in killed:
         os.kill(server, signal.SIGKILL)
-    wait_for(lambda: len(set(servers()) - set(killed)) == 6, "all of them anew", seen=servers)
+    wait_for(lambda: len(set(servers()) - set(killed)) >= 6, "all of them anew", seen=servers)
     said = bare.exec_lua("return said")
-    assert said.count("quit with exit code") == 6
+    assert said.count("quit with exit code") == len(killed)
     assert "crashed" not in said
 
 

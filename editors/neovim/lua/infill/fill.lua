@@ -136,8 +136,11 @@ function M.ask(client, buf, mode, ranges, style)
   local mine = { client = client }
   pending = mine
   local tick = vim.api.nvim_buf_get_changedtick(buf)
+  local function is_as_asked()
+    return vim.api.nvim_buf_is_valid(buf) and vim.api.nvim_buf_get_changedtick(buf) == tick
+  end
   local function accept(edits)
-    if vim.api.nvim_buf_is_valid(buf) and vim.api.nvim_buf_get_changedtick(buf) == tick then
+    if is_as_asked() then
       vim.lsp.util.apply_text_edits(edits, buf, client.offset_encoding)
     else
       say("the text changed meanwhile: ask again", vim.log.levels.WARN)
@@ -161,7 +164,7 @@ function M.ask(client, buf, mode, ranges, style)
       end
     elseif #result.edits == 0 then
       return -- The server says why.
-    elseif style == "none" or vim.api.nvim_buf_get_changedtick(buf) ~= tick then
+    elseif style == "none" or not is_as_asked() then
       accept(result.edits)
     elseif vim.api.nvim_get_current_buf() ~= buf or vim.api.nvim_get_mode().mode ~= "n" then
       -- A window that opens while somebody types elsewhere would take their keys.
@@ -171,6 +174,15 @@ function M.ask(client, buf, mode, ranges, style)
     end
   end, buf)
   mine.id = id
+end
+
+--- A server ended: what it was asked is never answered.
+---@param client_id integer
+function M.lost(client_id)
+  if pending and pending.client.id == client_id then
+    pending = nil
+    say("the server ended before it was done: ask again", vim.log.levels.WARN)
+  end
 end
 
 return M

@@ -271,7 +271,7 @@ local subcommands = {
     vim.cmd.tabedit(vim.fn.fnameescape(log.get_filename and log.get_filename() or vim.lsp.get_log_path()))
   end,
   restart = function()
-    if #vim.lsp.get_clients({ name = M.server }) == 0 then
+    if not client_here() then
       crashes.forget()
       vim.lsp.enable(M.server)
       return
@@ -318,8 +318,15 @@ function M.setup(opts)
     capabilities = capabilities(),
     -- An empty Lua table would travel as a JSON list.
     init_options = next(M.settings.init_options) and M.settings.init_options,
-    on_exit = function(code, signal)
-      crashes.exited(M.server, code, signal)
+    -- In a callback of the event loop, where most of Neovim may not be called; the client is gone after it.
+    on_exit = function(code, signal, client_id)
+      local client = vim.lsp.get_client_by_id(client_id)
+      vim.schedule(function()
+        if vim.v.exiting == vim.NIL then
+          fill.lost(client_id)
+          crashes.exited(M.server, client and client.root_dir, code, signal)
+        end
+      end)
     end,
     handlers = {
       ["infill/canvas"] = function(_, params)

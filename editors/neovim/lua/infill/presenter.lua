@@ -319,10 +319,15 @@ end
 --- Asks a little later: the keys that are waiting go first.
 local function ask()
   cancel()
-  timer = vim.defer_fn(function()
-    timer = nil
-    request(AUTOMATIC)
+  local mine ---@type uv.uv_timer_t
+  mine = vim.defer_fn(function()
+    -- One that is due when it is stopped runs all the same.
+    if timer == mine then
+      timer = nil
+      request(AUTOMATIC)
+    end
   end, M.debounce)
+  timer = mine
 end
 
 --- Puts text in at the cursor, in place of `replaced` behind it. It is pasted: `.` repeats that with what was typed.
