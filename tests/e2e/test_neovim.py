@@ -1094,7 +1094,9 @@ def test_a_fill_whose_server_ends_is_not_waited_for(open_file: OpenFile) -> None
 @both_versions
 def test_crashes_count_for_each_project(bare: pynvim.Nvim, tmp_path: Path) -> None:
     bare.exec_lua("said = '' vim.notify = function(text) said = said .. text .. '\\n' end")
-    bare.exec_lua("require('infill').setup({ cmd = { ... } })", str(program(tmp_path / "server", "exec /bin/sleep 99")))
+    bare.exec_lua(
+        "require('infill').setup({ cmd = { ... } })", str(program(tmp_path / "server", "exec /bin/cat > /dev/null"))
+    )
     servers = lambda: bare.exec_lua("return vim.api.nvim_get_proc_children(vim.fn.getpid())")
     for name in "abcdef":
         (tmp_path / name / ".git").mkdir(parents=True)
