@@ -56,9 +56,9 @@ function page(webview: vscode.Webview, media: vscode.Uri): string {
 <h1>The canvas, step by step</h1>
 <p id="says" role="status" aria-live="polite">Type in an editor: what the model writes is shown here as it is written.</p>
 <label id="scrub" hidden>Step <input id="step" type="range" min="0" max="0" value="0"></label>
-<pre id="canvas" tabindex="0" aria-label="Canvas"></pre>
+<pre id="canvas" tabindex="0" role="group" aria-label="Canvas"></pre>
 <p id="legend">
-<span class="slot" data-state="mask">not written</span>
+<span class="slot" data-state="mask">· not written</span>
 <span class="slot" data-state="proposed">proposed</span>
 <span class="slot" data-state="committed">written</span>
 The surer, the stronger the shade.
