@@ -9,6 +9,8 @@ import pytest
 from journeys import Engine, program, wait_for
 from vscode import MARKS, Open
 
+from infill_lsp import statistics
+
 pytestmark = MARKS
 
 
@@ -90,6 +92,13 @@ def test_a_suggestion_is_taken_by_words_and_by_lines_typed_through_dismissed_and
     window.click(".editor-instance .view-lines")
     window.save()
     assert file.read_bytes() == before.replace(b"if w:", b"if w")
+
+    # What was drawn and taken has reached the server, which writes it down before it shows it.
+    window.command("Infill: Show statistics")
+    wait_for(lambda: statistics.database().exists(), "statistics")
+    (counts,) = statistics.read(statistics.database()).values()
+    assert counts["offered"] >= 2, counts
+    assert (counts["partly"], counts["accepted"]) == (2, 1), counts
 
 
 def test_off_for_a_language_for_a_file_and_for_a_while(
