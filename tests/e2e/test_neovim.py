@@ -816,27 +816,45 @@ def test_what_is_drawn_and_taken_is_counted_by_the_server(
     assert neovim.save() == b"total = \nmean = total / n\n"
 
 
+#: Keeps what is due later instead of doing it, and counts the requests.
+KEPT_BACK = """
+asked, due, defer = 0, {}, vim.defer_fn
+vim.defer_fn = function(act)
+  table.insert(due, act)
+  return vim.uv.new_timer()
+end
+vim.api.nvim_create_autocmd("LspRequest", {
+  callback = function(event)
+    local request = event.data.request
+    if request.type == "pending" and request.method == "textDocument/inlineCompletion" then
+      asked = asked + 1
+    end
+  end,
+})
+function catch_up()
+  vim.iter(due):each(function(act) act() end)
+  return asked
+end
+"""
+
+
 @both_versions
 def test_what_is_dismissed_as_it_is_about_to_be_asked_for_is_not_asked_for(open_file: OpenFile) -> None:
     neovim = open_file(b"", {"total = ": "price * count"})
-    neovim.lua(
-        "asked, due, defer = 0, {}, vim.defer_fn"
-        " vim.defer_fn = function(act) table.insert(due, act) return vim.uv.new_timer() end"
-        " vim.api.nvim_create_autocmd('LspRequest', { callback = function(event)"
-        " local request = event.data.request"
-        " if request.type == 'pending' and request.method == 'textDocument/inlineCompletion' then asked = asked + 1 end"
-        " end })"
-    )
-    neovim.keys("itotal = ")
-    wait_for(lambda: neovim.lines == ["total = "], "typed text")
-    wait_for(lambda: neovim.lua("return #due"), "a timer")
-    neovim.lua("require('infill').dismiss() for _, act in ipairs(due) do act() end return true")
-    assert neovim.lua("return asked") == 0
-    count = neovim.lua("return #due")
-    neovim.keys("<BS> ")
-    wait_for(lambda: neovim.lua("return #due") > count and neovim.lines == ["total = "], "a newer timer")
-    neovim.lua("for _, act in ipairs(due) do act() end vim.defer_fn = defer")
-    assert neovim.lua("return asked") == 1, "only the newest asks"
+    neovim.lua(KEPT_BACK)
+
+    def press(*keys: str) -> None:
+        for key in keys:
+            count = neovim.lua("return #due")
+            neovim.keys(key)
+            wait_for(lambda n=count: neovim.lua("return #due") == n + 1, "a question for later")
+
+    press(*"itotal = ")
+    neovim.lua("require('infill').dismiss()")
+    assert neovim.lua("return catch_up()") == 0
+    press("<BS>", " ")
+    assert neovim.lua("return catch_up()") == 1, "only the newest"
+    neovim.lua("vim.defer_fn = defer")
     neovim.wait_for_ghost("price * count")
     assert neovim.cursor == (0, len("total = "))
     assert neovim.save() == b"total = \n"
